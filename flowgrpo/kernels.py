@@ -1,0 +1,118 @@
+"""Step kernels: one reverse step of a flow-matching sampler as a Gaussian (mean, std).
+
+Notation: sigma in [0, 1] is the noise fraction (1 = pure noise), latents x = (1 - sigma) x0 + sigma eps,
+velocity v = dx/dsigma = eps - x0. A step goes from `sigma` to `sigma_next` < `sigma`. From x and v follow
+the two ends of the straight path, ``denoised`` = x - sigma v and ``noise`` = x + (1 - sigma) v.
+
+All kernels share one head, are pure, compute in float32 and take any latent layout:
+
+    kernel(latents, velocity, sigma, sigma_next, sigma_second, noise_level) -> Gaussian(mean, std)
+
+`sigma_second` is the second entry of the schedule; only `flow_sde` reads it, at sigma = 1.
+With ``noise_level`` 0 every kernel gives the ODE step (std 0).
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Gaussian(NamedTuple):
+    """A diagonal Gaussian over latents: `mean` has their shape, `std` is one number per step."""
+
+    mean: Tensor
+    std: float
+
+
+Kernel = Callable[[Tensor, Tensor, float, float, float, float], Gaussian]
+
+
+def ode(
+    latents: Tensor,
+    velocity: Tensor,
+    sigma: float,
+    sigma_next: float,
+    sigma_second: float,
+    noise_level: float,
+) -> Gaussian:
+    """Deterministic Euler step: mean = x + v dt, std = 0, whatever the noise level."""
+    return Gaussian(latents.float() + velocity.float() * (sigma_next - sigma), 0.0)
+
+
+def flow_sde(
+    latents: Tensor,
+    velocity: Tensor,
+    sigma: float,
+    sigma_next: float,
+    sigma_second: float,
+    noise_level: float,
+) -> Gaussian:
+    """Euler-Maruyama step of Flow-GRPO's SDE (arXiv 2505.05470, eq. 9), g = a sqrt(s / (1 - s)).
+
+    g is infinite at sigma = 1, so there the schedule's second sigma stands in its denominator,
+    as in the authors' code.
+    """
+    x, v = latents.float(), velocity.float()
+    dt = sigma_next - sigma
+    g_squared = noise_level**2 * sigma / (1 - (sigma_second if sigma >= 1 else sigma))
+    drift = g_squared / (2 * sigma)
+    mean = x * (1 + drift * dt) + v * (1 + drift * (1 - sigma)) * dt
+    return Gaussian(mean, math.sqrt(-g_squared * dt))
+
+
+def dance_sde(
+    latents: Tensor,
+    velocity: Tensor,
+    sigma: float,
+    sigma_next: float,
+    sigma_second: float,
+    noise_level: float,
+) -> Gaussian:
+    """Euler-Maruyama step of DanceGRPO's SDE with constant diffusion (arXiv 2505.07818)."""
+    x, v = latents.float(), velocity.float()
+    dt = sigma_next - sigma
+    denoised = x - sigma * v
+    score = -(x - (1 - sigma) * denoised) / sigma**2
+    mean = x + v * dt - noise_level**2 / 2 * score * dt
+    return Gaussian(mean, noise_level * math.sqrt(-dt))
+
+
+def cps(
+    latents: Tensor,
+    velocity: Tensor,
+    sigma: float,
+    sigma_next: float,
+    sigma_second: float,
+    noise_level: float,
+) -> Gaussian:
+    """Coefficients-preserving step (arXiv 2509.05952): the new noise replaces part of the old.
+
+    std = n sin(a pi/2) and mean = (1 - n) denoised + n cos(a pi/2) noise with n = sigma_next, so the
+    total noise at sigma_next is exactly n. `noise_level` a must lie in [0, 1].
+    """
+    x, v = latents.float(), velocity.float()
+    angle = noise_level * math.pi / 2
+    denoised, noise = x - sigma * v, x + (1 - sigma) * v
+    mean = (1 - sigma_next) * denoised + sigma_next * math.cos(angle) * noise
+    return Gaussian(mean, sigma_next * math.sin(angle))
+
+
+KERNELS: dict[str, Kernel] = {"ode": ode, "flow_sde": flow_sde, "cps": cps, "dance_sde": dance_sde}
+
+
+def log_prob(latents: Tensor, mean: Tensor, std: float) -> Tensor:
+    """Log-density of `latents` (B, ...) under N(mean, std^2), averaged over latent dimensions: (B,).
+
+    Averaged, not summed: exp of a difference is the likelihood ratio to the power 1/D, and clip
+    ranges are in these units (Flow-GRPO's convention).
+    """
+    squared = (latents.float() - mean).square() / (2 * std**2)
+    return -squared.flatten(1).mean(1) - math.log(std) - math.log(2 * math.pi) / 2
+
+
+def kl_divergence(mean: Tensor, mean_reference: Tensor, std: float) -> Tensor:
+    """KL(N(mean, std^2) || N(mean_reference, std^2)), averaged over latent dimensions: (B,)."""
+    return ((mean - mean_reference).square() / (2 * std**2)).flatten(1).mean(1)

@@ -1,0 +1,328 @@
+"""The seams: record a stock pipeline's denoising loop, and play it again with gradients.
+
+The pipeline is the policy and stays as it is. For the duration of one call two methods are replaced on
+its *instances*, the scheduler's `step` and each denoiser's `forward`, and put back afterwards:
+
+- recording: outside the stochastic window the scheduler's own step decides (bit-equal to the stock
+  pipeline); inside it, one Gaussian step is drawn and written down. Denoiser outputs are kept.
+- playing: the whole loop runs again on the taped latents. In the window the denoiser really runs, with
+  gradients, and the Gaussian of that step goes to the caller; elsewhere the taped output stands in.
+  The call is left after the last window step, since nothing later is trained.
+
+So guidance, embeddings, packing and loop counters are the pipeline's own code in training too.
+Letters in shapes: B images of a micro-batch, `...` the pipeline's own latent layout.
+"""
+
+import functools
+import types
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from flowgrpo.kernels import KERNELS, Gaussian
+
+NoiseFunction = Callable[[int, int, torch.Size], Tensor]
+"""(step, stream, shape of the latents) -> standard normal noise, float32."""
+
+StepFunction = Callable[["Step", Gaussian], None]
+"""Called in play for each window step with the taped step and the Gaussian of the current weights."""
+
+
+@dataclass(kw_only=True)
+class Step:
+    """What happened in one step of the loop, for one stream of latents."""
+
+    index: int
+    """Iteration of the loop, from 0."""
+    sigma: float
+    sigma_next: float
+    timestep: float
+    latents: Tensor
+    """(B, ...) what the step started from."""
+    next_latents: Tensor
+    """(B, ...) what it gave, in the pipeline's dtype."""
+    mean: Tensor | None = None
+    """(B, ...) float32 centre of the Gaussian; None outside the window."""
+    std: float = 0.0
+
+    @property
+    def schedule(self) -> tuple[float, float, float]:
+        return self.sigma, self.sigma_next, self.timestep
+
+
+@dataclass(kw_only=True)
+class Tape:
+    """A recorded run of one pipeline call over B images of one prompt."""
+
+    kind: str
+    noise_level: float
+    window: Collection[int]
+    """Steps that are stochastic, and trained; empty for a run of the stock sampler."""
+    steps: dict[tuple[int, int], Step] = field(default_factory=dict)
+    """By (iteration, stream); stream 0 is the pipeline's own scheduler."""
+    outputs: dict[tuple[str, int], list[Any]] = field(default_factory=dict)
+    """Denoiser outputs by (module name, iteration), in order of call."""
+
+    forwards: int = 0
+    """Denoiser calls while recording."""
+
+    @property
+    def window_steps(self) -> list[Step]:
+        return [step for (index, _), step in sorted(self.steps.items()) if index in self.window]
+
+
+class ReplayError(RuntimeError):
+    """The loop did not play back as it was recorded; training on it would be biased."""
+
+
+class _LastStepPlayed(BaseException):
+    """Leaves the pipeline's call once nothing is left to train. Not an Exception: no `except
+    Exception` inside a pipeline may swallow it."""
+
+
+@contextmanager
+def record(
+    pipe: Any, denoisers: dict[str, nn.Module], tape: Tape, noise: NoiseFunction
+) -> Iterator[None]:
+    """Within the block, a call of `pipe` is written to `tape`."""
+    clock = _Clock(pipe.scheduler)
+
+    def forward(name: str, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        output = stock(*args, **kwargs)
+        tape.forwards += 1
+        if tape.window:
+            kept = tape.outputs.setdefault((name, clock.iteration), [])
+            # A window step runs again in play, and so do calls that hand out caches.
+            rerun = clock.iteration in tape.window or not _is_plain(output)
+            kept.append(None if rerun else _copy(output))
+        return output
+
+    def step(scheduler: Any, model_output: Tensor, timestep: Any, sample: Tensor, *a: Any, **k: Any):
+        index, stream = clock.tick(scheduler)
+        result = type(scheduler).step(scheduler, model_output, timestep, sample, *a, **k)
+        if not tape.window:
+            return result
+        position = _schedule_position(scheduler, timestep)
+        taped = Step(
+            index=index, **position, latents=sample.clone(), next_latents=_previous_sample(result)
+        )
+        if index in tape.window:
+            gaussian = _gaussian(tape, taped, scheduler, model_output)
+            drawn = gaussian.mean + gaussian.std * noise(index, stream, sample.shape).to(sample.device)
+            # Rounded before its log-prob is taken: in bf16 the rounding alone would move the ratio.
+            taped.next_latents = drawn.to(taped.next_latents.dtype)
+            taped.mean, taped.std = gaussian.mean.detach(), gaussian.std
+            clock.refresh(scheduler)
+            result = _with_previous_sample(result, taped.next_latents)
+        taped.next_latents = taped.next_latents.clone()
+        tape.steps[index, stream] = taped
+        return result
+
+    with _installed(pipe.scheduler, denoisers, step, forward):
+        yield
+
+
+@contextmanager
+def play(
+    pipe: Any,
+    denoisers: dict[str, nn.Module],
+    tape: Tape,
+    on_step: StepFunction,
+    *,
+    gradients: bool = True,
+) -> Iterator[None]:
+    """Within the block, a call of `pipe` plays `tape` and hands every window step to `on_step`.
+
+    With `gradients`, autograd is on from a window step's first denoiser call to its scheduler step, also
+    under the `no_grad` of the pipeline's own call. `on_step` may run backward: each step starts from
+    taped latents, so its graph is its own.
+
+    Raises:
+        ReplayError: the schedule or the latents differ from the tape.
+    """
+    clock = _Clock(pipe.scheduler)
+    last = max(key for key in tape.steps if key[0] in tape.window)
+    calls: dict[tuple[str, int], int] = {}
+
+    def forward(name: str, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        key = (name, clock.iteration)
+        position = calls[key] = calls.get(key, -1) + 1
+        kept = tape.outputs.get(key, [])
+        if position >= len(kept):
+            raise ReplayError(
+                f"{name} is called {position + 1} times in step {clock.iteration}, but "
+                f"{len(kept)} times in the rollout; the loop must not depend on anything but its inputs."
+            )
+        if kept[position] is not None:
+            return _copy(kept[position])
+        torch.set_grad_enabled(gradients and clock.iteration in tape.window)
+        return stock(*args, **kwargs)
+
+    def step(scheduler: Any, model_output: Tensor, timestep: Any, sample: Tensor, *a: Any, **k: Any):
+        index, stream = clock.tick(scheduler)
+        taped = tape.steps[index, stream]
+        with torch.no_grad():
+            result = type(scheduler).step(scheduler, model_output, timestep, sample, *a, **k)
+        _check_replay(pipe, taped, _schedule_position(scheduler, timestep), sample)
+        if index in tape.window:
+            on_step(taped, _gaussian(tape, taped, scheduler, model_output))
+        torch.set_grad_enabled(False)
+        if (index, stream) == last:
+            raise _LastStepPlayed
+        return _with_previous_sample(result, taped.next_latents.clone())
+
+    was_enabled = torch.is_grad_enabled()
+    try:
+        with _installed(pipe.scheduler, denoisers, step, forward):
+            yield
+    except _LastStepPlayed:
+        pass
+    finally:
+        torch.set_grad_enabled(was_enabled)
+
+
+class _Clock:
+    """Counts loop iterations: the steps of the pipeline's own scheduler. A deep copy of it that a
+    pipeline steps alongside (a second stream of latents) is counted by itself."""
+
+    def __init__(self, scheduler: Any):
+        self.streams = [scheduler]
+        self.counts = [0]
+        self.fresh_states: dict[int, dict[str, Any]] = {}
+
+    @property
+    def iteration(self) -> int:
+        return self.counts[0]
+
+    def tick(self, scheduler: Any) -> tuple[int, int]:
+        """(iteration, stream) of this call of step."""
+        for stream, known in enumerate(self.streams):
+            if known is scheduler:
+                break
+        else:
+            stream = len(self.streams)
+            self.streams.append(scheduler)
+            self.counts.append(0)
+        if self.counts[stream] == 0:
+            self.fresh_states[stream] = _solver_state(scheduler)
+        self.counts[stream] += 1
+        return self.counts[stream] - 1, stream
+
+    def refresh(self, scheduler: Any) -> None:
+        """A multistep solver forgets its past, so that it does not correct injected noise away."""
+        stream = next(i for i, known in enumerate(self.streams) if known is scheduler)
+        vars(scheduler).update(_unshared(self.fresh_states[stream]))
+
+
+def _solver_state(scheduler: Any) -> dict[str, Any]:
+    """What a scheduler remembers, without its counters: they move on."""
+    counters = {"_step_index", "_begin_index", "step"}
+    return _unshared({k: v for k, v in vars(scheduler).items() if k not in counters})
+
+
+def _unshared(state: dict[str, Any]) -> dict[str, Any]:
+    return {k: list(v) if isinstance(v, list) else v for k, v in state.items()}
+
+
+@contextmanager
+def _installed(
+    scheduler: Any, denoisers: dict[str, nn.Module], step: Callable, forward: Callable
+) -> Iterator[None]:
+    """`step` and `forward` stand in for the stock methods, on these instances only."""
+    # A bound method, not a closure: deepcopy of the scheduler rebinds it to the copy. `wraps` keeps
+    # the signature, which pipelines inspect.
+    wrapped = functools.wraps(type(scheduler).step)(step)
+    with ExitStack() as stack:
+        stack.enter_context(swapped(scheduler, "step", types.MethodType(wrapped, scheduler)))
+        for name, module in denoisers.items():
+            taped = functools.wraps(module.forward)(partial(forward, name, module.forward))
+            stack.enter_context(swapped(module, "forward", taped))
+        yield
+
+
+@contextmanager
+def swapped(owner: Any, attribute: str, value: Any) -> Iterator[None]:
+    """Within the block `owner.attribute` is `value`; afterwards the instance is as it was."""
+    before = vars(owner).get(attribute)
+    setattr(owner, attribute, value)
+    try:
+        yield
+    finally:
+        if before is None:
+            delattr(owner, attribute)
+        else:
+            setattr(owner, attribute, before)
+
+
+def _gaussian(tape: Tape, taped: Step, scheduler: Any, velocity: Tensor) -> Gaussian:
+    kernel = KERNELS[tape.kind]
+    second = float(scheduler.sigmas[1])
+    return kernel(taped.latents, velocity, taped.sigma, taped.sigma_next, second, tape.noise_level)
+
+
+def _schedule_position(scheduler: Any, timestep: Any) -> dict[str, float]:
+    """Sigmas of the step that the scheduler has just taken, by its own step counter."""
+    index = scheduler.step_index - 1
+    return {
+        "sigma": float(scheduler.sigmas[index]),
+        "sigma_next": float(scheduler.sigmas[index + 1]),
+        "timestep": float(timestep),
+    }
+
+
+def check_scheduler(scheduler: Any) -> None:
+    """Refuses a scheduler whose steps the kernels do not describe.
+
+    Raises:
+        ValueError: the scheduler is not a flow-matching one (sigma from 1 to 0, velocity prediction).
+    """
+    flow = not hasattr(scheduler, "alphas_cumprod") or scheduler.config.get("use_flow_sigmas", False)
+    inverted = scheduler.config.get("invert_sigmas", False)
+    if not flow or inverted or not hasattr(scheduler, "sigmas"):
+        raise ValueError(
+            f"scheduler is {type(scheduler).__name__}, but its steps are not flow-matching steps from "
+            "sigma 1 to 0; use a pipeline with a flow-matching scheduler."
+        )
+
+
+def _check_replay(pipe: Any, taped: Step, position: dict[str, float], sample: Tensor) -> None:
+    now = (position["sigma"], position["sigma_next"], position["timestep"])
+    if now != taped.schedule:
+        raise ReplayError(
+            f"{type(pipe).__name__} step {taped.index} has (sigma, next sigma, timestep) {now}, but its "
+            f"rollout had {taped.schedule}; the schedule must not change between rollout and replay."
+        )
+    if not torch.equal(sample, taped.latents):
+        difference = (sample.float() - taped.latents.float()).abs().max().item()
+        raise ReplayError(
+            f"{type(pipe).__name__} step {taped.index} starts {difference:.1e} away from its rollout's "
+            "latents; the loop must not draw random numbers of its own."
+        )
+
+
+def _previous_sample(result: Any) -> Tensor:
+    return result[0] if isinstance(result, tuple) else result.prev_sample
+
+
+def _with_previous_sample(result: Any, latents: Tensor) -> Any:
+    if isinstance(result, tuple):
+        return (latents, *result[1:])
+    result.prev_sample = latents
+    return result
+
+
+def _is_plain(output: Any) -> bool:
+    """Only tensors, in tuples or model outputs; a cache object must be made anew in play."""
+    leaves: list[Any] = []
+    tree_map(leaves.append, output)
+    return all(isinstance(leaf, Tensor) or leaf is None for leaf in leaves)
+
+
+def _copy(output: Any) -> Any:
+    return tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, output)

@@ -1,0 +1,164 @@
+"""The seams change nothing when silent, and replay exactly what was recorded."""
+
+import pytest
+import torch
+from tiny_pipelines import CALL, FAMILIES, build
+
+from flowgrpo.kernels import log_prob
+from flowgrpo.policy import Policy
+from flowgrpo.randomness import normal
+from flowgrpo.tape import ReplayError
+
+DTYPES = [torch.float32, torch.bfloat16]
+GUIDANCE = [1.0, 1.5, 4.5]
+SEEDS = [11, 12, 13]
+
+
+def step_noise(seeds=SEEDS):
+    def noise(step, stream, shape):
+        return torch.stack([normal(shape[1:], seed, step, stream) for seed in seeds])
+
+    return noise
+
+
+def roll(policy, *, window=range(1, 4), noise_level=0.7, kind="flow_sde", output="pil", **call):
+    call = {**CALL, "num_inference_steps": 5, "output_type": output, **call}
+    return policy.rollout(
+        "a cat", SEEDS, call, kind=kind, noise_level=noise_level, window=window, noise=step_noise()
+    )
+
+
+def stock_latents(pipe, steps=5, **call):
+    generators = [torch.Generator().manual_seed(seed) for seed in SEEDS]
+    return pipe(
+        prompt="a cat",
+        num_images_per_prompt=len(SEEDS),
+        generator=generators,
+        num_inference_steps=steps,
+        output_type="latent",
+        **{**CALL, **call},
+    ).images
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("guidance", GUIDANCE)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_zero_noise_is_the_stock_pipeline(family, guidance, dtype):
+    stock = stock_latents(build(family, dtype), guidance_scale=guidance)
+    policy = Policy(build(family, dtype), rank=4, alpha=8)
+    latents = roll(policy, noise_level=0.0, output="latent", guidance_scale=guidance).images
+    assert torch.equal(latents, stock)
+    assert torch.equal(stock_latents(policy.pipe, guidance_scale=guidance), stock)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("guidance", GUIDANCE)
+@pytest.mark.parametrize("kind", ["flow_sde", "cps", "dance_sde"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_replay_reproduces_log_prob(family, kind, guidance, dtype):
+    policy = Policy(build(family, dtype), rank=4, alpha=8)
+    rollout = roll(policy, kind=kind, guidance_scale=guidance, window=range(0, 4))
+    seen = []
+
+    def compare(step, gaussian):
+        assert torch.equal(gaussian.mean, step.mean)
+        assert gaussian.std == step.std
+        now = log_prob(step.next_latents, gaussian.mean, gaussian.std)
+        before = log_prob(step.next_latents, step.mean, step.std)
+        assert torch.equal(torch.exp(now - before), torch.ones(len(SEEDS)))
+        now.sum().backward()
+        seen.append(step.index)
+
+    policy.replay(rollout, compare)
+    assert seen == [0, 1, 2, 3]
+    gradients = [parameter.grad for parameter in policy.parameters.values()]
+    assert any(g is not None and g.abs().sum() > 0 for g in gradients)
+    assert torch.equal(
+        stock_latents(policy.pipe, guidance_scale=guidance),
+        stock_latents(build(family, dtype), guidance_scale=guidance),
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_lora_b_receives_a_gradient(family):
+    policy = Policy(build(family), rank=4, alpha=8)
+    rollout = roll(policy, guidance_scale=4.5)
+    policy.replay(rollout, lambda step, g: (g.mean * torch.randn_like(g.mean)).sum().backward())
+    for name, parameter in policy.parameters.items():
+        if "lora_B" in name:
+            assert parameter.grad is not None, name
+            assert parameter.grad.abs().sum() > 0, name
+
+
+def test_replay_leaves_gradient_mode_as_it_was():
+    policy = Policy(build("sd3"), rank=4, alpha=8)
+    rollout = roll(policy)
+    policy.replay(rollout, lambda step, gaussian: None)
+    assert torch.is_grad_enabled()
+    with torch.no_grad():
+        policy.replay(rollout, lambda step, gaussian: None)
+        assert not torch.is_grad_enabled()
+
+
+def test_replay_without_gradients_builds_no_graph():
+    policy = Policy(build("sd3"), rank=4, alpha=8)
+    rollout = roll(policy)
+    means = []
+    policy.replay(rollout, lambda step, gaussian: means.append(gaussian.mean), gradients=False)
+    assert len(means) == 3
+    assert not any(mean.requires_grad for mean in means)
+
+
+def test_the_last_step_is_the_parents_own():
+    policy = Policy(build("sd3"), rank=4, alpha=8)
+    rollout = roll(policy, output="latent")
+    last = rollout.tape.steps[4, 0]
+    assert last.sigma_next == 0
+    assert last.mean is None
+    assert torch.equal(rollout.images, last.next_latents)
+
+
+def test_the_noise_that_was_drawn_has_the_kernels_std():
+    policy = Policy(build("sd3"), rank=4, alpha=8)
+    rollout = roll(policy)
+    for step in rollout.tape.window_steps:
+        expected = step_noise()(step.index, 0, step.mean.shape)
+        drawn = (step.next_latents - step.mean) / step.std
+        assert torch.allclose(drawn, expected, atol=1e-5)
+
+
+def test_a_tampered_schedule_is_an_error_at_replay():
+    policy = Policy(build("sd3"), rank=4, alpha=8)
+    rollout = roll(policy)
+    rollout.tape.steps[2, 0].sigma += 1e-6
+    with pytest.raises(ReplayError, match="step 2 has"):
+        policy.replay(rollout, lambda step, gaussian: None)
+
+
+def test_tampered_latents_are_an_error_at_replay():
+    policy = Policy(build("sd3"), rank=4, alpha=8)
+    rollout = roll(policy)
+    rollout.tape.steps[1, 0].next_latents += 1e-4
+    with pytest.raises(ReplayError, match="step 2 starts"):
+        policy.replay(rollout, lambda step, gaussian: None)
+
+
+def test_the_pipeline_is_restored_when_its_call_fails():
+    policy = Policy(build("sd3"), rank=4, alpha=8)
+    before = dict(vars(policy.pipe.scheduler))
+    with pytest.raises(TypeError):
+        roll(policy, no_such_argument=1)
+    assert "step" not in vars(policy.pipe.scheduler)
+    assert "forward" not in vars(policy.pipe.transformer)
+    assert vars(policy.pipe.scheduler).keys() == before.keys()
+
+
+def test_a_guidance_that_depends_on_the_step_count_replays_exactly():
+    policy = Policy(build("sd3"), rank=4, alpha=8)
+    call = {"guidance_scale": 4.5, "skip_guidance_layers": [1], "skip_layer_guidance_stop": 0.5}
+    rollout = roll(policy, **call)
+
+    def compare(step, gaussian):
+        assert torch.equal(gaussian.mean, step.mean)
+
+    policy.replay(rollout, compare)
