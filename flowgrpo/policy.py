@@ -5,6 +5,7 @@ reference policy is the same pipeline with the adapter off.
 """
 
 import functools
+import json
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -72,6 +73,7 @@ class Policy:
         self.denoisers = find_denoisers(pipe)
         self.prompt_memo: OrderedDict[Any, Any] = OrderedDict()
         self.denoiser_forwards = 0
+        """Denoiser calls of rollouts and replays."""
         self.denoiser_backwards = 0
         for module in modules_of(pipe).values():
             module.requires_grad_(False).eval()
@@ -113,20 +115,21 @@ class Policy:
             record(self.pipe, self.denoisers, tape, noise),
         ):
             images = self._call(prompt, seeds, call).images
-        self.denoiser_forwards += tape.forwards
+        self.denoiser_forwards += tape.recorded_forwards
         return Rollout(prompt=prompt, images=images, tape=tape, call=call, seeds=list(seeds))
 
     def replay(self, rollout: Rollout, on_step: StepFunction, *, gradients: bool = True) -> None:
         """Plays the rollout's window steps with the current weights; `on_step` may run backward."""
+        before = rollout.tape.replayed_forwards
         with (
             self._prompts_memoised(),
             _quiet(self.pipe),
             play(self.pipe, self.denoisers, rollout.tape, on_step, gradients=gradients),
         ):
             self._call(rollout.prompt, rollout.seeds, rollout.call)
-        steps = len(rollout.tape.window)
-        self.denoiser_forwards += steps
-        self.denoiser_backwards += steps if gradients else 0
+        forwards = rollout.tape.replayed_forwards - before
+        self.denoiser_forwards += forwards
+        self.denoiser_backwards += forwards if gradients else 0
 
     def save_lora(self, folder: Path) -> None:
         """Writes the adapter in the pipeline's own format, with its configuration as metadata."""
@@ -227,8 +230,6 @@ def load_pipeline(path: str, dtype: torch.dtype, device: str | torch.device) -> 
 
 
 def _absent_parts(index: Path) -> dict[str, None]:
-    import json
-
     parts = json.loads(index.read_text())
     return {name: None for name, value in parts.items() if value == [None, None]}
 
@@ -292,5 +293,3 @@ def _memo_key(value: Any) -> Any:
         return None if None in parts else parts
     return None
 
-
-__all__ = ["Policy", "Rollout", "load_pipeline", "load_weights", "reference", "weights"]

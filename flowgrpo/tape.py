@@ -69,8 +69,9 @@ class Tape:
     outputs: dict[tuple[str, int], list[Any]] = field(default_factory=dict)
     """Denoiser outputs by (module name, iteration), in order of call."""
 
-    forwards: int = 0
-    """Denoiser calls while recording."""
+    recorded_forwards: int = 0
+    replayed_forwards: int = 0
+    """Denoiser calls that really ran, over all plays."""
 
     @property
     def window_steps(self) -> list[Step]:
@@ -95,7 +96,7 @@ def record(
 
     def forward(name: str, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         output = stock(*args, **kwargs)
-        tape.forwards += 1
+        tape.recorded_forwards += 1
         if tape.window:
             kept = tape.outputs.setdefault((name, clock.iteration), [])
             # A window step runs again in play, and so do calls that hand out caches.
@@ -161,6 +162,7 @@ def play(
             )
         if kept[position] is not None:
             return _copy(kept[position])
+        tape.replayed_forwards += 1
         torch.set_grad_enabled(gradients and clock.iteration in tape.window)
         return stock(*args, **kwargs)
 

@@ -1,0 +1,309 @@
+"""Everything a user chooses, as validated pydantic models; what follows from the choices is in `plan`."""
+
+import difflib
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from typing_extensions import Annotated
+
+from flowgrpo.advantages import NORMALISATIONS
+from flowgrpo.kernels import KERNELS
+
+
+class ConfigError(ValueError):
+    """A setting that cannot work, in one sentence."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class ModelConfig(Section):
+    path: str | None = None
+    """Pipeline folder or hub name."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of the frozen weights; the adapter is always float32."""
+    device: str = "auto"
+    """`auto` is the GPU if there is one."""
+
+
+class PromptsConfig(Section):
+    train: str | None = None
+    """File of training prompts: .txt (one a line), .jsonl or .csv (with a `prompt` column)."""
+    test: str | None = None
+    """File of held-out prompts."""
+
+
+class RewardConfig(Section):
+    reward: str
+    """A built-in reward, `file.py:function` or `package.module:function`."""
+    weight: float = 1.0
+    params: dict[str, Any] = {}
+    """Keyword arguments of the function."""
+    name: str | None = None
+    """In the log; by default the function's name, with its params where that is not unique."""
+
+
+class Window(Section):
+    """Which steps are stochastic and trained. The last step of a schedule never is."""
+
+    size: int | None = Field(default=None, ge=1)
+    """Number of consecutive steps; default: all from `first` to `last`."""
+    first: int = Field(default=0, ge=0)
+    last: int | None = Field(default=None, ge=0)
+    """Last step that may be in the window, itself included; default: the last but one of the schedule.
+    Where there is room, each group draws its window's start."""
+
+
+def _window(value: Any) -> Any:
+    if value == "all":
+        return {}
+    if isinstance(value, int) and not isinstance(value, bool):
+        return {"size": value}
+    return value
+
+
+class SamplingConfig(Section):
+    num_inference_steps: int = Field(default=10, ge=2)
+    group_size: int = Field(default=16, ge=2)
+    """K, images per prompt."""
+    groups_per_epoch: int = Field(default=8, ge=1)
+    micro_batch_size: int | None = Field(default=None, ge=1)
+    """Images per denoiser call; default: the whole group."""
+    kind: Literal["ode", "flow_sde", "cps", "dance_sde"] = "flow_sde"
+    noise_level: float = Field(default=0.7, ge=0)
+    window: Annotated[Window, BeforeValidator(_window)] = Window()
+    shared_noise: bool = False
+    """All images of a group start from the same noise and differ by the window's noise only."""
+    call: dict[str, Any] = {}
+    """The pipeline's own arguments, untouched: guidance_scale, height, width, ..."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "SamplingConfig":
+        if self.kind == "cps" and self.noise_level > 1:
+            raise ConfigError(
+                f"sampling.noise_level is {self.noise_level}, but must be at most 1 for cps; "
+                "1 replaces all of the old noise."
+            )
+        last = self.num_inference_steps - 2
+        window = self.window
+        stop = last if window.last is None else window.last
+        if stop > last:
+            raise ConfigError(
+                f"sampling.window.last is {stop}, but must be at most {last} with "
+                f"{self.num_inference_steps} steps; the last step is always deterministic."
+            )
+        if window.first > stop or (window.size or 1) > stop - window.first + 1:
+            raise ConfigError(
+                f"sampling.window takes {window.size or 1} of the steps {window.first} to {stop}, but there are "
+                f"{max(0, stop - window.first + 1)}; use a smaller window or more steps."
+            )
+        for name in ("num_inference_steps", "num_images_per_prompt", "generator", "prompt"):
+            if name in self.call:
+                raise ConfigError(f"sampling.call.{name} is set, but is the sampler's own; remove it.")
+        return self
+
+
+class LoraSettings(Section):
+    rank: int = Field(default=32, ge=1)
+    alpha: float = Field(default=64, gt=0)
+    targets: list[str] | None = None
+    """Endings of module names; default: the attention projections."""
+
+
+class TrainConfig(Section):
+    epochs: int = Field(default=100, ge=0)
+    lr: float = Field(default=3e-4, gt=0)
+    updates_per_epoch: int = Field(default=2, ge=1)
+    """Optimiser steps per epoch; the groups of an epoch are divided among them."""
+    passes: int = Field(default=1, ge=1)
+    """Times every image is trained on; the updates of an epoch are divided among the passes."""
+    clip_range: tuple[float, float] = (1e-4, 1e-4)
+    """How far the ratio may fall and rise; one number stands for both."""
+    kl_weight: float = Field(default=0.0, ge=0)
+    advantage: Literal["group", "batch", "none", "gdpo"] = "group"
+    lora: LoraSettings = LoraSettings()
+    ema: float | None = Field(default=None, gt=0, lt=1)
+    """Decay per optimiser step of the averaged adapter, which is then evaluated and saved."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+
+    @field_validator("clip_range", mode="before")
+    @classmethod
+    def _both_sides(cls, value: Any) -> Any:
+        if isinstance(value, (int, float, str)):
+            return (value, value)
+        return value
+
+    @field_validator("clip_range")
+    @classmethod
+    def _positive(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if min(value) <= 0 or value[0] >= 1:
+            raise ConfigError(f"train.clip_range is {value}, but must be above 0; try 1e-4.")
+        return value
+
+
+class EvaluationConfig(Section):
+    every: int = Field(default=0, ge=0)
+    """Epochs between evaluations; 0: only the base model and the result."""
+    num_inference_steps: int | None = Field(default=None, ge=1)
+    """Default: as in sampling."""
+    call: dict[str, Any] | None = None
+    """The pipeline's arguments; default: as in sampling."""
+    seeds: list[int] = [0]
+    """Images per prompt, one a seed."""
+    max_prompts: int | None = Field(default=None, ge=1)
+    """At most so many of each prompt file, the first ones."""
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _count(cls, value: Any) -> Any:
+        return list(range(value)) if isinstance(value, int) else value
+
+
+class GRPOConfig(Section):
+    """A whole run. Field by field in the classes of its sections."""
+
+    seed: int = 0
+    output_dir: str = "runs/flowgrpo"
+    """The run folder itself."""
+    checkpoint_every: int = Field(default=10, ge=1)
+    """Epochs."""
+    model: ModelConfig = ModelConfig()
+    prompts: PromptsConfig = PromptsConfig()
+    rewards: list[RewardConfig] = []
+    held_out: list[RewardConfig] = []
+    """Scored at evaluation only; the first is the run's headline."""
+    sampling: SamplingConfig = SamplingConfig()
+    train: TrainConfig = TrainConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+    @property
+    def evaluation_call(self) -> dict[str, Any]:
+        """The pipeline's arguments at evaluation: the user's where they are set, else those of sampling."""
+        call = self.sampling.call if self.evaluation.call is None else self.evaluation.call
+        steps = self.evaluation.num_inference_steps or self.sampling.num_inference_steps
+        return {**call, "num_inference_steps": steps}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lone_reward(cls, data: Any) -> Any:
+        """`reward: ocr` stands for a list of one; a bare name stands for its mapping."""
+        if isinstance(data, dict):
+            data = dict(data)
+            if "reward" in data:
+                if data.get("rewards"):
+                    raise ConfigError("reward and rewards are both set, but one of them is meant; keep rewards.")
+                data["rewards"] = [data.pop("reward")]
+            for key in ("rewards", "held_out"):
+                if isinstance(data.get(key), list):
+                    data[key] = [{"reward": r} if isinstance(r, str) else r for r in data[key]]
+        return data
+
+    @model_validator(mode="after")
+    def _divisible(self) -> "GRPOConfig":
+        train, groups = self.train, self.sampling.groups_per_epoch
+        if train.updates_per_epoch % train.passes:
+            raise ConfigError(
+                f"train.updates_per_epoch is {train.updates_per_epoch}, but must be a multiple of the "
+                f"{train.passes} passes; use {train.passes * max(1, train.updates_per_epoch // train.passes)}."
+            )
+        per_pass = train.updates_per_epoch // train.passes
+        if groups % per_pass:
+            below = groups - groups % per_pass
+            nearest = " or ".join(str(n) for n in (below, below + per_pass) if n)
+            raise ConfigError(
+                f"sampling.groups_per_epoch is {groups}, but must be a multiple of the {per_pass} updates per pass; "
+                f"use {nearest}."
+            )
+        return self
+
+
+assert set(get_args(SamplingConfig.model_fields["kind"].annotation)) == set(KERNELS)
+assert set(get_args(TrainConfig.model_fields["advantage"].annotation)) == {*NORMALISATIONS, "gdpo"}
+
+
+def load_config(path: str | Path, overrides: list[str] | None = None) -> GRPOConfig:
+    """Reads a YAML file and applies `section.key=value` overrides.
+
+    Raises:
+        ConfigError: a missing file, an unknown key, a wrong type or an impossible value, in one sentence.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"config is {path}, but there is no such file; give a YAML file.")
+    try:
+        data = yaml.safe_load(path.read_text()) or {}
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} holds a {type(data).__name__}, but must hold keys and values.")
+    for override in overrides or []:
+        _apply(data, override)
+    return parse_config(data)
+
+
+def parse_config(data: dict[str, Any]) -> GRPOConfig:
+    """Validates a mapping; the first fault becomes one sentence."""
+    try:
+        return GRPOConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(_sentence(error)) from None
+
+
+def dump_config(config: GRPOConfig) -> str:
+    """The resolved config as YAML, every default written out."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    name, separator, text = override.partition("=")
+    if not separator or not name:
+        raise ConfigError(f'override is "{override}", but must look like section.key=value.')
+    *sections, key = name.lstrip("-").split(".")
+    for section in sections:
+        inner = data.get(section)
+        data[section] = dict(inner) if isinstance(inner, dict) else {}
+        data = data[section]
+    try:
+        data[key] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f'override is "{override}", but its value is not YAML; quote it.') from None
+
+
+def _sentence(error: ValidationError) -> str:
+    fault = error.errors()[0]
+    if fault["type"] == "value_error":
+        return str(fault["ctx"]["error"])
+    location = [part for part in fault["loc"] if not isinstance(part, int)]
+    name = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        known = _known_keys([str(part) for part in location[:-1]])
+        close = difflib.get_close_matches(str(location[-1]), known, n=1)
+        hint = f'did you mean "{close[0]}"?' if close else f"known: {', '.join(known)}."
+        return f'{name} is not a setting; {hint}'
+    if fault["type"] == "missing":
+        return f"{name} is missing; add it."
+    reason = fault["msg"].removeprefix("Input should be ").removeprefix("a ")
+    return f"{name} is {fault['input']!r}, but must be {reason}."
+
+
+def _known_keys(sections: list[str]) -> list[str]:
+    model: Any = GRPOConfig
+    for section in sections:
+        inner = model.model_fields[section].annotation
+        model = next((a for a in (inner, *get_args(inner)) if hasattr(a, "model_fields")), None)
+        if model is None:
+            return []
+    return sorted(model.model_fields)

@@ -1,0 +1,197 @@
+"""The run folder: metrics, pictures, curves and the summary that people read."""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from flowgrpo.config import ConfigError, GRPOConfig, dump_config
+from flowgrpo.evaluate import SCORES, load_scores
+from flowgrpo.grids import draw_grid
+
+SHEET_ROWS, SHEET_COLUMNS = 6, 8
+"""Groups and images of a group on one sheet of rollouts."""
+BOOTSTRAP_SAMPLES = 10_000
+
+
+class RunFolder:
+    """Paths and files of one run."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.lora = path / "lora"
+
+    def refuse_other_run(self, resume: bool) -> None:
+        """Raises ConfigError where the folder's state does not fit a new run, or a resumed one."""
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigError(f"output_dir is {self.path}, but that is a file; name a folder.")
+        holds_run = (self.path / "config.yaml").exists()
+        if holds_run and not resume:
+            raise ConfigError(
+                f"output_dir is {self.path}, but it holds another run; use --resume, or name another folder."
+            )
+        if resume and not holds_run:
+            raise ConfigError(f"output_dir is {self.path}, but it holds no run to resume; leave out --resume.")
+
+    def begin(self, config: GRPOConfig, epoch: int) -> None:
+        """Writes the resolved config; drops metrics of epochs that a resumed run does again."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / "config.yaml").write_text(dump_config(config))
+        kept = [line for line in self.metrics() if line["epoch"] <= epoch]
+        self._metrics.write_text("".join(json.dumps(line) + "\n" for line in kept))
+
+    def log(self, line: dict[str, Any]) -> None:
+        with self._metrics.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        if not self._metrics.exists():
+            return []
+        return [json.loads(line) for line in self._metrics.read_text().splitlines()]
+
+    def evaluation(self, epoch: int) -> Path:
+        folder = self.path / "eval" / f"epoch-{epoch:04d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def evaluations(self) -> dict[int, dict[str, dict[str, Tensor]]]:
+        """Scores of every whole evaluation by epoch; 0 is the base model."""
+        folders = sorted((self.path / "eval").glob("epoch-*"))
+        return {int(f.name.split("-")[1]): load_scores(f) for f in folders if (f / SCORES).exists()}
+
+    def is_evaluated(self, epoch: int) -> bool:
+        return (self.evaluation(epoch) / SCORES).exists()
+
+    def save_samples(self, epoch: int, groups: Sequence[tuple[str, list[Image.Image], list[float]]]) -> None:
+        """A sheet of rollouts: noisy, few steps, as they were scored. Groups are (prompt, images, scores)."""
+        chosen = [(p, i[:SHEET_COLUMNS], s[:SHEET_COLUMNS]) for p, i, s in groups[:SHEET_ROWS]]
+        sheet = draw_grid(
+            [images for _, images, _ in chosen],
+            [prompt for prompt, _, _ in chosen],
+            [f"rollout {number + 1}" for number in range(len(chosen[0][1]))],
+            [[f"{score:.3f}" for score in scores] for _, _, scores in chosen],
+        )
+        (self.path / "samples").mkdir(exist_ok=True)
+        sheet.save(self.path / "samples" / f"epoch-{epoch:04d}.png")
+
+    @property
+    def _metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+
+class Clock:
+    """Seconds by phase of an epoch."""
+
+    def __init__(self) -> None:
+        self.phases: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.phases[phase] = self.phases.get(phase, 0.0) + time.perf_counter() - start
+
+    @property
+    def total(self) -> float:
+        return sum(self.phases.values())
+
+
+def spread(rewards: Tensor) -> dict[str, float]:
+    """Mean, standard deviation, least and greatest of all rewards of an epoch."""
+    return {
+        "mean": float(rewards.mean()),
+        "std": float(rewards.std(correction=0)),
+        "min": float(rewards.min()),
+        "max": float(rewards.max()),
+    }
+
+
+def paired_bootstrap(base: Tensor, tuned: Tensor, seed: int = 0) -> tuple[float, float]:
+    """95 % interval of the mean gain, resampling prompts.
+
+    Args:
+        base, tuned: (prompts, seeds) scores with the same noise; a prompt's seeds stay together, since
+            they are not independent.
+    """
+    gains = (tuned - base).mean(dim=1)
+    generator = torch.Generator().manual_seed(seed)
+    draws = torch.randint(len(gains), (BOOTSTRAP_SAMPLES, len(gains)), generator=generator)
+    low, high = gains[draws].mean(1).quantile(torch.tensor([0.025, 0.975], dtype=gains.dtype))
+    return float(low), float(high)
+
+
+def summarise(folder: RunFolder, headline: str, epoch: int, totals: dict[str, Any]) -> dict[str, Any]:
+    """Base against tuned, by prompt set; writes summary.json, curves.png and compare.png.
+
+    `reward`, `base` and `tuned` are about the headline reward; `scores` has every reward, with the gain
+    and its 95 % interval.
+    """
+    evaluations = folder.evaluations()
+    base, tuned = evaluations[0], evaluations[epoch]
+    summary = {
+        "reward": headline,
+        "base": {name: float(scores[headline].mean()) for name, scores in base.items()},
+        "tuned": {name: float(scores[headline].mean()) for name, scores in tuned.items()},
+        "epochs": epoch,
+        **totals,
+        "scores": {
+            name: {
+                reward: {
+                    "base": float(scores[reward].mean()),
+                    "tuned": float(tuned[name][reward].mean()),
+                    "gain": float((tuned[name][reward] - scores[reward]).mean()),
+                    "gain_95": paired_bootstrap(scores[reward], tuned[name][reward]),
+                }
+                for reward in scores
+            }
+            for name, scores in base.items()
+        },
+    }
+    (folder.path / "summary.json").write_text(json.dumps(summary, indent=1))
+    draw_curves(folder, headline)
+    draw_before_after(folder, headline, epoch)
+    return summary
+
+
+def draw_curves(folder: RunFolder, headline: str) -> None:
+    """Training reward and evaluation score by epoch, as curves.png."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    metrics = folder.metrics()
+    for name in metrics[0]["rewards"] if metrics else []:
+        left.plot([m["epoch"] for m in metrics], [m["rewards"][name]["mean"] for m in metrics], label=name)
+    left.set(title="rewards of the rollouts", xlabel="epoch")
+    evaluations = folder.evaluations()
+    for name in next(iter(evaluations.values())):
+        values = [float(scores[name][headline].mean()) for scores in evaluations.values()]
+        right.plot(list(evaluations), values, marker="o", label=name.replace("_", " "))
+    right.set(title=f"{headline} at evaluation", xlabel="epoch")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+    figure.savefig(folder.path / "curves.png", dpi=120)
+
+
+def draw_before_after(folder: RunFolder, headline: str, epoch: int, rows: int = 10) -> None:
+    """The first held-out prompts, base beside tuned with the same noise, as compare.png."""
+    evaluations = folder.evaluations()
+    name = "test_prompts" if "test_prompts" in evaluations[0] else "train_prompts"
+    data = json.loads((folder.evaluation(0) / SCORES).read_text())
+    prompts, seeds = data["prompts"][name][:rows], data["seeds"][:2]
+    columns = [(e, label, s) for s, _ in enumerate(seeds) for e, label in ((0, "base"), (epoch, "tuned"))]
+    pictures, captions = [], []
+    for row in range(len(prompts)):
+        paths = [folder.evaluation(e) / name / f"{row:04d}-seed{seeds[s]}.png" for e, _, s in columns]
+        pictures.append([Image.open(path) for path in paths])
+        captions.append([f"{float(evaluations[e][name][headline][row, s]):.2f}" for e, _, s in columns])
+    labels = [f"{label}, seed {seeds[s]}" for _, label, s in columns]
+    draw_grid(pictures, prompts, labels, captions).save(folder.path / "compare.png")

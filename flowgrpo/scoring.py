@@ -1,0 +1,278 @@
+"""Rewards: find the functions that a config names, call them, and trust nothing they return.
+
+A reward is a plain callable ``reward(images, prompts, **columns) -> list[float]``. Two attributes are
+read where a function has them: ``validate(prompt, **row)`` raises ValueError for a data row that it
+cannot score, and ``overlap = True`` lets it run in a thread while the next images are sampled.
+"""
+
+import difflib
+import functools
+import importlib
+import importlib.util
+import inspect
+import math
+import pkgutil
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from flowgrpo.config import ConfigError, RewardConfig
+from flowgrpo.prompts import Row
+
+RewardFunction = Callable[..., Sequence[float]]
+
+
+class RewardError(RuntimeError):
+    """A reward returned something that is not one finite number an image."""
+
+
+@dataclass(kw_only=True, frozen=True)
+class Reward:
+    """A named reward function with its weight in the total."""
+
+    name: str
+    function: RewardFunction
+    weight: float = 1.0
+
+    @property
+    def overlaps(self) -> bool:
+        return bool(_attribute(self.function, "overlap"))
+
+    def __call__(self, images: Sequence[Any], rows: Sequence[Row]) -> Tensor:
+        """Scores of B images, each for its own row: (B,) float64.
+
+        Raises:
+            RewardError: a wrong count, or a value that is not a finite number.
+        """
+        prompts = [row.prompt for row in rows]
+        names = sorted({name for row in rows for name in row.columns})
+        columns = {name: [row.columns.get(name) for row in rows] for name in names}
+        values = self.function(images=list(images), prompts=prompts, **columns)
+        return _checked(self.name, values, prompts)
+
+
+def load_rewards(configs: Sequence[RewardConfig]) -> list[Reward]:
+    """The rewards that a config names, each with a name of its own.
+
+    Raises:
+        ConfigError: a reward that cannot be found or imported, or params that it does not take.
+    """
+    rewards = []
+    for config in configs:
+        function = find_reward(config.reward)
+        _check_params(config, function)
+        bound = functools.partial(function, **config.params) if config.params else function
+        rewards.append(
+            Reward(name=_unique_name(config, configs), function=bound, weight=config.weight)
+        )
+    names = [reward.name for reward in rewards]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f'two rewards are called "{name}"; give one of them a name.')
+    return rewards
+
+
+def as_rewards(functions: Any) -> list[Reward]:
+    """Rewards from a callable, a name, or a list of these, as the Python API takes them."""
+    items = functions if isinstance(functions, (list, tuple)) else [functions]
+    rewards = []
+    for item in items:
+        if isinstance(item, Reward):
+            rewards.append(item)
+        elif callable(item):
+            rewards.append(Reward(name=_function_name(item), function=item))
+        else:
+            rewards += load_rewards([RewardConfig(reward=item)])
+    return rewards
+
+
+def find_reward(spec: str) -> RewardFunction:
+    """The function behind a built-in name, `file.py:function` or `package.module:function`."""
+    place, separator, name = spec.rpartition(":")
+    if not separator:
+        place, name = f"rewards.{spec}", spec
+        known = built_in_rewards()
+        if spec not in known:
+            close = difflib.get_close_matches(spec, known, n=1)
+            hint = f' did you mean "{close[0]}"?' if close else ""
+            raise ConfigError(
+                f'reward "{spec}" is unknown;{hint} Known: {", ".join(known)}, file.py:function, '
+                "package.module:function."
+            )
+    try:
+        module = _module_from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f'reward "{spec}" cannot be imported ({type(error).__name__}: {error}); '
+            "correct it, or install what it needs."
+        ) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(f'reward "{spec}" is not there: {place} has no function "{name}".')
+    return function
+
+
+def built_in_rewards() -> list[str]:
+    """Modules of the rewards package that hold a function of their own name."""
+    package = importlib.import_module("rewards")
+    found = []
+    for module in pkgutil.iter_modules(package.__path__):
+        if callable(getattr(importlib.import_module(f"rewards.{module.name}"), module.name, None)):
+            found.append(module.name)
+    return found
+
+
+def validate_rows(rewards: Iterable[Reward], rows: Iterable[Row]) -> None:
+    """Lets each reward refuse rows that it cannot score, before any model is loaded.
+
+    Raises:
+        ConfigError: names the file, the line and the reason.
+    """
+    for reward in rewards:
+        validate = _attribute(reward.function, "validate")
+        required = _required_columns(reward.function)
+        for row in rows:
+            missing = [name for name in required if row.columns.get(name) is None]
+            if missing:
+                raise ConfigError(
+                    f'{row.place} has no column "{missing[0]}", but reward "{reward.name}" needs it; add it.'
+                )
+            if validate is None:
+                continue
+            try:
+                validate(row.prompt, **row.columns)
+            except ValueError as error:
+                raise ConfigError(f"{row.place}: {error}") from None
+
+
+class Scorer:
+    """Scores micro-batches; rewards that overlap run in one background thread, in order."""
+
+    def __init__(self, rewards: Sequence[Reward]):
+        self.rewards = rewards
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rewards")
+
+    def submit(self, images: Sequence[Any], rows: Sequence[Row]) -> dict[str, Future[Tensor]]:
+        """Futures of (B,) scores by reward name."""
+        return {reward.name: self._start(reward, images, rows) for reward in self.rewards}
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _start(self, reward: Reward, images: Sequence[Any], rows: Sequence[Row]) -> Future[Tensor]:
+        if reward.overlaps:
+            return self._thread.submit(reward, images, rows)
+        done: Future[Tensor] = Future()
+        done.set_result(reward(images, rows))
+        return done
+
+
+def refuse_constant(reward: Reward, rows: Sequence[Row], size: tuple[int, int]) -> None:
+    """Stops before training where a reward cannot tell black, white and noise apart.
+
+    Scored with one row; a reward of text legitimately gives 0 to all three, so equal zeros pass.
+    """
+    noise = torch.randint(0, 256, (size[1], size[0], 3), generator=torch.Generator().manual_seed(0))
+    pictures = [
+        Image.new("RGB", size, "black"),
+        Image.new("RGB", size, "white"),
+        Image.fromarray(noise.to(torch.uint8).numpy()),
+    ]
+    scores = reward(pictures, [rows[0]] * 3)
+    if bool((scores == scores[0]).all()) and scores[0] != 0:
+        raise RewardError(
+            f"{reward.name} is {scores[0]:g} for a black, a white and a noise image, but must depend on "
+            "the image; check the function."
+        )
+
+
+def _checked(name: str, values: Any, prompts: Sequence[str]) -> Tensor:
+    if isinstance(values, Tensor):
+        values = values.detach().flatten().tolist() if values.ndim == 1 else [values]
+    try:
+        values = list(values)
+    except TypeError:
+        raise RewardError(
+            f"{name} returned a {type(values).__name__}, but must return a list of {len(prompts)} numbers."
+        ) from None
+    if len(values) != len(prompts):
+        raise RewardError(
+            f"{name} returned {len(values)} rewards for {len(prompts)} images (prompt \"{prompts[0]}\"); "
+            "return one an image."
+        )
+    numbers = [_number(value) for value in values]
+    odd = [i for i, number in enumerate(numbers) if not math.isfinite(number)]
+    if odd:
+        raise RewardError(
+            f'{len(odd)} of {len(prompts)} rewards are not finite numbers ({name}, prompt "{prompts[odd[0]]}"); '
+            "a failed score must be an error of the reward."
+        )
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def _module_from_file(path: Path) -> Any:
+    if not path.is_file():
+        raise ConfigError(f"reward file is {path}, but there is no such file; correct the path.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _check_params(config: RewardConfig, function: RewardFunction) -> None:
+    parameters = inspect.signature(function).parameters.values()
+    named = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    for key in config.params:
+        if key not in named:
+            close = difflib.get_close_matches(key, named, n=1)
+            hint = f'did you mean "{close[0]}"?' if close else f"it takes {', '.join(named)}."
+            raise ConfigError(f'reward "{config.reward}" has no parameter "{key}"; {hint}')
+
+
+def _required_columns(function: RewardFunction) -> list[str]:
+    """Keyword parameters without a default, but for images and prompts."""
+    parameters = inspect.signature(function).parameters.values()
+    return [
+        p.name
+        for p in parameters
+        if p.default is p.empty
+        and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
+        and p.name not in ("images", "prompts")
+    ]
+
+
+def _unique_name(config: RewardConfig, configs: Sequence[RewardConfig]) -> str:
+    name = config.reward.rpartition(":")[2]
+    if config.name:
+        return config.name
+    alike = [c for c in configs if c.reward.rpartition(":")[2] == name]
+    if len(alike) == 1 or not config.params:
+        return name
+    return f"{name}({', '.join(f'{k}={v}' for k, v in config.params.items())})"
+
+
+def _function_name(function: Any) -> str:
+    inner = function.func if isinstance(function, functools.partial) else function
+    return getattr(inner, "__name__", type(inner).__name__)
+
+
+def _attribute(function: Any, name: str) -> Any:
+    """An attribute of a function, also through functools.partial."""
+    inner = function.func if isinstance(function, functools.partial) else function
+    return getattr(inner, name, None)
