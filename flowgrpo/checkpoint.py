@@ -72,7 +72,9 @@ def load_newest(folder: Path, trainer: "GRPOTrainer") -> None:
         trainer.policy.denoiser_forwards = trainer.state.denoiser_forwards
         trainer.policy.denoiser_backwards = trainer.state.denoiser_backwards
         return
-    raise ConfigError(f"{folder} holds no complete checkpoint to resume from; start without --resume.")
+    raise ConfigError(
+        f"{folder} holds no complete checkpoint to resume from; start without --resume."
+    )
 
 
 def save_result(folder: Path, policy: Policy, config: GRPOConfig) -> None:
@@ -149,5 +151,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-

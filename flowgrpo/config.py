@@ -1,8 +1,8 @@
-"""Everything a user chooses, as validated pydantic models; what follows from the choices is in `plan`."""
+"""All that a user chooses, as validated pydantic models; what follows from it is in `plan`."""
 
 import difflib
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import (
@@ -14,7 +14,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from typing_extensions import Annotated
 
 from flowgrpo.advantages import NORMALISATIONS
 from flowgrpo.kernels import KERNELS
@@ -110,13 +109,15 @@ class SamplingConfig(Section):
             )
         for name in ("num_inference_steps", "num_images_per_prompt", "generator", "prompt"):
             if name in self.call:
-                raise ConfigError(f"sampling.call.{name} is set, but is the sampler's own; remove it.")
+                raise ConfigError(
+                    f"sampling.call.{name} is set, but is the sampler's own; remove it."
+                )
         return self
 
 
 class LoraSettings(Section):
     rank: int = Field(default=32, ge=1)
-    alpha: float = Field(default=64, gt=0)
+    alpha: int = Field(default=64, ge=1)
     targets: list[str] | None = None
     """Endings of module names; default: the attention projections."""
 
@@ -204,7 +205,9 @@ class GRPOConfig(Section):
             data = dict(data)
             if "reward" in data:
                 if data.get("rewards"):
-                    raise ConfigError("reward and rewards are both set, but one of them is meant; keep rewards.")
+                    raise ConfigError(
+                        "reward and rewards are both set, but one of them is meant; keep rewards."
+                    )
                 data["rewards"] = [data.pop("reward")]
             for key in ("rewards", "held_out"):
                 if isinstance(data.get(key), list):
@@ -279,7 +282,9 @@ def _apply(data: dict[str, Any], override: str) -> None:
     try:
         data[key] = yaml.safe_load(text)
     except yaml.YAMLError:
-        raise ConfigError(f'override is "{override}", but its value is not YAML; quote it.') from None
+        raise ConfigError(
+            f'override is "{override}", but its value is not YAML; quote it.'
+        ) from None
 
 
 def _sentence(error: ValidationError) -> str:
@@ -292,7 +297,7 @@ def _sentence(error: ValidationError) -> str:
         known = _known_keys([str(part) for part in location[:-1]])
         close = difflib.get_close_matches(str(location[-1]), known, n=1)
         hint = f'did you mean "{close[0]}"?' if close else f"known: {', '.join(known)}."
-        return f'{name} is not a setting; {hint}'
+        return f"{name} is not a setting; {hint}"
     if fault["type"] == "missing":
         return f"{name} is missing; add it."
     reason = fault["msg"].removeprefix("Input should be ").removeprefix("a ")

@@ -65,7 +65,9 @@ def load_scores(folder: Path) -> dict[str, dict[str, Tensor]]:
     """Scores (prompts, seeds) by set and reward name, as `evaluate` wrote them."""
     data = json.loads((folder / SCORES).read_text())["scores"]
     return {
-        name: {reward: torch.tensor(values, dtype=torch.float64) for reward, values in scores.items()}
+        name: {
+            reward: torch.tensor(values, dtype=torch.float64) for reward, values in scores.items()
+        }
         for name, scores in data.items()
     }
 

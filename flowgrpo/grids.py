@@ -29,7 +29,10 @@ def draw_grid(
     width, height = cells[0][0].size
     lines = max((text.count("\n") + 1 for row in captions or [] for text in row), default=0)
     row_height = height + lines * LINE + MARGIN
-    size = (LABEL_WIDTH + len(column_labels) * (width + MARGIN), LINE + MARGIN + len(cells) * row_height)
+    size = (
+        LABEL_WIDTH + len(column_labels) * (width + MARGIN),
+        LINE + MARGIN + len(cells) * row_height,
+    )
     sheet = Image.new("RGB", size, PAPER)
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
     for column, label in enumerate(column_labels):
@@ -49,6 +52,8 @@ def _fit(picture: Image.Image) -> Image.Image:
     picture = picture.convert("RGB")
     if picture.width <= CELL:
         factor = CELL // picture.width
-        return picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
+        return picture.resize(
+            (picture.width * factor, picture.height * factor), Image.Resampling.NEAREST
+        )
     height = round(picture.height * 2 * CELL / picture.width)
     return picture.resize((2 * CELL, height)) if picture.width > 2 * CELL else picture

@@ -94,7 +94,10 @@ class Plan:
                 sampling.groups_per_epoch * len(self.micro_batches) * sampling.num_inference_steps
             ),
             "replayed denoiser steps per epoch": str(
-                sampling.groups_per_epoch * len(self.micro_batches) * self.window_size * train.passes
+                sampling.groups_per_epoch
+                * len(self.micro_batches)
+                * self.window_size
+                * train.passes
             ),
             "images per optimiser step": str(len(self.shares()[0]) * sampling.group_size),
             "optimiser steps": f"{self.optimiser_steps} ({train.epochs} epochs x {train.updates_per_epoch})",

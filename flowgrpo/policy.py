@@ -61,10 +61,10 @@ class Policy:
 
     def __init__(
         self,
-        pipe: DiffusionPipeline,
+        pipe: Any,
         *,
         rank: int = 32,
-        alpha: float = 64,
+        alpha: int = 64,
         targets: Sequence[str] = ATTENTION_PROJECTIONS,
         seed: int = 0,
     ):
@@ -107,7 +107,9 @@ class Policy:
         noise: NoiseFunction,
     ) -> Rollout:
         """Samples one image per seed of initial noise, stochastic in `window`, and tapes the run."""
-        tape = Tape(kind=kind, noise_level=noise_level, window=window if noise_level > 0 else range(0))
+        tape = Tape(
+            kind=kind, noise_level=noise_level, window=window if noise_level > 0 else range(0)
+        )
         with (
             torch.no_grad(),
             self._prompts_memoised(),
@@ -137,7 +139,7 @@ class Policy:
         for name, module in self.denoisers.items():
             layers = get_peft_model_state_dict(module, adapter_name=ADAPTER)
             arguments[f"{name}_lora_layers"] = {k: v.contiguous() for k, v in layers.items()}
-            arguments[f"{name}_lora_adapter_metadata"] = module.peft_config[ADAPTER].to_dict()
+            arguments[f"{name}_lora_adapter_metadata"] = peft_config(module).to_dict()
         self.pipe.save_lora_weights(str(folder), **arguments)
 
     def _call(self, prompt: str, seeds: Sequence[int], call: dict[str, Any]) -> Any:
@@ -174,7 +176,9 @@ def reference(policy: Policy) -> Iterator[None]:
 
     Sets peft's switch on each layer itself: the public `enable_adapters` also changes requires_grad.
     """
-    layers = [m for d in policy.denoisers.values() for m in d.modules() if isinstance(m, BaseTunerLayer)]
+    layers = [
+        m for d in policy.denoisers.values() for m in d.modules() if isinstance(m, BaseTunerLayer)
+    ]
     for layer in layers:
         layer._disable_adapters = True
     try:
@@ -204,34 +208,38 @@ def load_weights(policy: Policy, values: dict[str, Tensor]) -> None:
     parameters = policy.parameters
     if values.keys() != parameters.keys():
         odd = sorted(values.keys() ^ parameters.keys())[0]
-        raise ValueError(f"adapter weights differ in {odd}; use the LoRA settings they were made with.")
+        raise ValueError(
+            f"adapter weights differ in {odd}; use the LoRA settings they were made with."
+        )
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(values[name])
 
 
-def load_pipeline(path: str, dtype: torch.dtype, device: str | torch.device) -> DiffusionPipeline:
+def load_pipeline(path: str, dtype: torch.dtype, device: str | torch.device) -> Any:
     """Opens a pipeline from a folder or a hub name; parts that it was saved without stay away.
 
     Raises:
-        ValueError: the folder does not hold a diffusers pipeline.
+        ValueError: the folder is missing or does not hold a diffusers pipeline.
     """
-    optional: dict[str, None] = {}
-    if Path(path).is_dir():
-        index = Path(path) / DiffusionPipeline.config_name
-        if not index.is_file():
-            raise ValueError(
-                f'model.path is "{path}", but that folder has no {index.name}; '
-                "give a folder written by a pipeline's save_pretrained, or a hub name."
-            )
-        optional = _absent_parts(index)
-    pipe = DiffusionPipeline.from_pretrained(path, torch_dtype=dtype, **optional)
-    return pipe.to(device)
+    folder = Path(path)
+    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
+    if (folder.exists() or looks_local) and not (folder / DiffusionPipeline.config_name).is_file():
+        state = "that folder is no pipeline" if folder.exists() else "there is no such folder"
+        raise ValueError(
+            f'model.path is "{path}", but {state}; give a folder written by a pipeline\'s save_pretrained, '
+            "or a hub name."
+        )
+    absent = dict.fromkeys(absent_parts(path))
+    return DiffusionPipeline.from_pretrained(path, torch_dtype=dtype, **absent).to(device)
 
 
-def _absent_parts(index: Path) -> dict[str, None]:
-    parts = json.loads(index.read_text())
-    return {name: None for name, value in parts.items() if value == [None, None]}
+def absent_parts(path: str | None) -> list[str]:
+    """Parts that a pipeline folder was saved without; `from_pretrained` wants to be told."""
+    index = Path(path or "") / DiffusionPipeline.config_name
+    if not index.is_file():
+        return []
+    return [name for name, value in json.loads(index.read_text()).items() if value == [None, None]]
 
 
 def modules_of(pipe: Any) -> dict[str, nn.Module]:
@@ -239,10 +247,15 @@ def modules_of(pipe: Any) -> dict[str, nn.Module]:
     return {name: part for name, part in vars(pipe).items() if isinstance(part, nn.Module)}
 
 
+def peft_config(module: Any) -> LoraConfig:
+    """The adapter's configuration, as peft keeps it on the module."""
+    return module.peft_config[ADAPTER]
+
+
 def find_denoisers(pipe: Any) -> dict[str, nn.Module]:
     """The modules that predict in the loop: diffusers models that its LoRA loader knows."""
     loadable = getattr(pipe, "_lora_loadable_modules", [])
-    found = {
+    found: dict[str, nn.Module] = {
         name: module
         for name, module in modules_of(pipe).items()
         if name in loadable and isinstance(module, ModelMixin)
@@ -254,9 +267,7 @@ def find_denoisers(pipe: Any) -> dict[str, nn.Module]:
     return found
 
 
-def _add_lora(
-    module: Any, *, rank: int, alpha: float, targets: Sequence[str], seed: int
-) -> None:
+def _add_lora(module: Any, *, rank: int, alpha: int, targets: Sequence[str], seed: int) -> None:
     linears = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
     chosen = [name for name in linears if any(f".{name}".endswith(f".{t}") for t in targets)]
     if not chosen:
@@ -292,4 +303,3 @@ def _memo_key(value: Any) -> Any:
         parts = tuple(_memo_key(v) for v in value)
         return None if None in parts else parts
     return None
-

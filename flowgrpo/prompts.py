@@ -43,7 +43,9 @@ def _read(source: PromptSource) -> list[Row]:
         return [_row(item, f"{_name(source)} row {i}") for i, item in enumerate(source)]
     path = Path(source)
     if not path.is_file():
-        raise ConfigError(f"prompt file is {path}, but there is no such file; give .txt, .jsonl or .csv.")
+        raise ConfigError(
+            f"prompt file is {path}, but there is no such file; give .txt, .jsonl or .csv."
+        )
     readers = {".txt": _read_txt, ".jsonl": _read_jsonl, ".csv": _read_csv}
     if path.suffix not in readers:
         raise ConfigError(f"prompt file is {path}, but must end in .txt, .jsonl or .csv.")
@@ -61,7 +63,9 @@ def _read_jsonl(path: Path) -> Iterable[tuple[int, Any]]:
         try:
             yield number, json.loads(line)
         except json.JSONDecodeError as error:
-            raise ConfigError(f"{path} line {number} is not JSON ({error.msg}); write one object a line.") from None
+            raise ConfigError(
+                f"{path} line {number} is not JSON ({error.msg}); write one object a line."
+            ) from None
 
 
 def _read_csv(path: Path) -> Iterable[tuple[int, Any]]:
@@ -75,7 +79,9 @@ def _row(item: Any, place: str) -> Row:
     if isinstance(item, str):
         item = {"prompt": item}
     if not isinstance(item, dict):
-        raise ConfigError(f"{place} is a {type(item).__name__}, but must be a prompt or an object with one.")
+        raise ConfigError(
+            f"{place} is a {type(item).__name__}, but must be a prompt or an object with one."
+        )
     prompt = item.get("prompt")
     if not isinstance(prompt, str) or not prompt.strip():
         raise ConfigError(f"{place} has no prompt; add a `prompt` column with text.")

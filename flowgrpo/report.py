@@ -14,6 +14,7 @@ from torch import Tensor
 from flowgrpo.config import ConfigError, GRPOConfig, dump_config
 from flowgrpo.evaluate import SCORES, load_scores
 from flowgrpo.grids import draw_grid
+from flowgrpo.policy import absent_parts
 
 SHEET_ROWS, SHEET_COLUMNS = 6, 8
 """Groups and images of a group on one sheet of rollouts."""
@@ -38,7 +39,9 @@ class RunFolder:
                 f"output_dir is {self.path}, but it holds another run; use --resume, or name another folder."
             )
         if resume and not holds_run:
-            raise ConfigError(f"output_dir is {self.path}, but it holds no run to resume; leave out --resume.")
+            raise ConfigError(
+                f"output_dir is {self.path}, but it holds no run to resume; leave out --resume."
+            )
 
     def begin(self, config: GRPOConfig, epoch: int) -> None:
         """Writes the resolved config; drops metrics of epochs that a resumed run does again."""
@@ -69,7 +72,9 @@ class RunFolder:
     def is_evaluated(self, epoch: int) -> bool:
         return (self.evaluation(epoch) / SCORES).exists()
 
-    def save_samples(self, epoch: int, groups: Sequence[tuple[str, list[Image.Image], list[float]]]) -> None:
+    def save_samples(
+        self, epoch: int, groups: Sequence[tuple[str, list[Image.Image], list[float]]]
+    ) -> None:
         """A sheet of rollouts: noisy, few steps, as they were scored. Groups are (prompt, images, scores)."""
         chosen = [(p, i[:SHEET_COLUMNS], s[:SHEET_COLUMNS]) for p, i, s in groups[:SHEET_ROWS]]
         sheet = draw_grid(
@@ -127,7 +132,9 @@ def paired_bootstrap(base: Tensor, tuned: Tensor, seed: int = 0) -> tuple[float,
     return float(low), float(high)
 
 
-def summarise(folder: RunFolder, headline: str, epoch: int, totals: dict[str, Any]) -> dict[str, Any]:
+def summarise(
+    folder: RunFolder, headline: str, epoch: int, totals: dict[str, Any]
+) -> dict[str, Any]:
     """Base against tuned, by prompt set; writes summary.json, curves.png and compare.png.
 
     `reward`, `base` and `tuned` are about the headline reward; `scores` has every reward, with the gain
@@ -168,7 +175,9 @@ def draw_curves(folder: RunFolder, headline: str) -> None:
     left, right = figure.subplots(1, 2)
     metrics = folder.metrics()
     for name in metrics[0]["rewards"] if metrics else []:
-        left.plot([m["epoch"] for m in metrics], [m["rewards"][name]["mean"] for m in metrics], label=name)
+        left.plot(
+            [m["epoch"] for m in metrics], [m["rewards"][name]["mean"] for m in metrics], label=name
+        )
     left.set(title="rewards of the rollouts", xlabel="epoch")
     evaluations = folder.evaluations()
     for name in next(iter(evaluations.values())):
@@ -187,11 +196,30 @@ def draw_before_after(folder: RunFolder, headline: str, epoch: int, rows: int = 
     name = "test_prompts" if "test_prompts" in evaluations[0] else "train_prompts"
     data = json.loads((folder.evaluation(0) / SCORES).read_text())
     prompts, seeds = data["prompts"][name][:rows], data["seeds"][:2]
-    columns = [(e, label, s) for s, _ in enumerate(seeds) for e, label in ((0, "base"), (epoch, "tuned"))]
+    columns = [
+        (e, label, s) for s, _ in enumerate(seeds) for e, label in ((0, "base"), (epoch, "tuned"))
+    ]
     pictures, captions = [], []
     for row in range(len(prompts)):
-        paths = [folder.evaluation(e) / name / f"{row:04d}-seed{seeds[s]}.png" for e, _, s in columns]
+        paths = [
+            folder.evaluation(e) / name / f"{row:04d}-seed{seeds[s]}.png" for e, _, s in columns
+        ]
         pictures.append([Image.open(path) for path in paths])
-        captions.append([f"{float(evaluations[e][name][headline][row, s]):.2f}" for e, _, s in columns])
+        captions.append(
+            [f"{float(evaluations[e][name][headline][row, s]):.2f}" for e, _, s in columns]
+        )
     labels = [f"{label}, seed {seeds[s]}" for _, label, s in columns]
     draw_grid(pictures, prompts, labels, captions).save(folder.path / "compare.png")
+
+
+def snippet(config: GRPOConfig, pipeline: type, lora: Path) -> str:
+    """Four lines of plain diffusers that use the result."""
+    path = config.model.path
+    absent = "".join(f", {name}=None" for name in absent_parts(path))
+    arguments = "".join(f", {key}={value!r}" for key, value in config.evaluation_call.items())
+    return (
+        f"from diffusers import {pipeline.__name__}\n"
+        f'pipe = {pipeline.__name__}.from_pretrained("{path}"{absent})\n'
+        f'pipe.load_lora_weights("{lora}")\n'
+        f"image = pipe(prompt{arguments}).images[0]"
+    )

@@ -106,7 +106,11 @@ def find_reward(spec: str) -> RewardFunction:
                 "package.module:function."
             )
     try:
-        module = _module_from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        module = (
+            _module_from_file(Path(place))
+            if place.endswith(".py")
+            else importlib.import_module(place)
+        )
     except ConfigError:
         raise
     except Exception as error:
@@ -205,7 +209,7 @@ def _checked(name: str, values: Any, prompts: Sequence[str]) -> Tensor:
         ) from None
     if len(values) != len(prompts):
         raise RewardError(
-            f"{name} returned {len(values)} rewards for {len(prompts)} images (prompt \"{prompts[0]}\"); "
+            f'{name} returned {len(values)} rewards for {len(prompts)} images (prompt "{prompts[0]}"); '
             "return one an image."
         )
     numbers = [_number(value) for value in values]

@@ -104,7 +104,9 @@ def record(
             kept.append(None if rerun else _copy(output))
         return output
 
-    def step(scheduler: Any, model_output: Tensor, timestep: Any, sample: Tensor, *a: Any, **k: Any):
+    def step(
+        scheduler: Any, model_output: Tensor, timestep: Any, sample: Tensor, *a: Any, **k: Any
+    ):
         index, stream = clock.tick(scheduler)
         result = type(scheduler).step(scheduler, model_output, timestep, sample, *a, **k)
         if not tape.window:
@@ -115,7 +117,9 @@ def record(
         )
         if index in tape.window:
             gaussian = _gaussian(tape, taped, scheduler, model_output)
-            drawn = gaussian.mean + gaussian.std * noise(index, stream, sample.shape).to(sample.device)
+            drawn = gaussian.mean + gaussian.std * noise(index, stream, sample.shape).to(
+                sample.device
+            )
             # Rounded before its log-prob is taken: in bf16 the rounding alone would move the ratio.
             taped.next_latents = drawn.to(taped.next_latents.dtype)
             taped.mean, taped.std = gaussian.mean.detach(), gaussian.std
@@ -166,7 +170,9 @@ def play(
         torch.set_grad_enabled(gradients and clock.iteration in tape.window)
         return stock(*args, **kwargs)
 
-    def step(scheduler: Any, model_output: Tensor, timestep: Any, sample: Tensor, *a: Any, **k: Any):
+    def step(
+        scheduler: Any, model_output: Tensor, timestep: Any, sample: Tensor, *a: Any, **k: Any
+    ):
         index, stream = clock.tick(scheduler)
         taped = tape.steps[index, stream]
         with torch.no_grad():
@@ -204,13 +210,7 @@ class _Clock:
 
     def tick(self, scheduler: Any) -> tuple[int, int]:
         """(iteration, stream) of this call of step."""
-        for stream, known in enumerate(self.streams):
-            if known is scheduler:
-                break
-        else:
-            stream = len(self.streams)
-            self.streams.append(scheduler)
-            self.counts.append(0)
+        stream = self._stream(scheduler)
         if self.counts[stream] == 0:
             self.fresh_states[stream] = _solver_state(scheduler)
         self.counts[stream] += 1
@@ -218,8 +218,16 @@ class _Clock:
 
     def refresh(self, scheduler: Any) -> None:
         """A multistep solver forgets its past, so that it does not correct injected noise away."""
-        stream = next(i for i, known in enumerate(self.streams) if known is scheduler)
+        stream = self._stream(scheduler)
         vars(scheduler).update(_unshared(self.fresh_states[stream]))
+
+    def _stream(self, scheduler: Any) -> int:
+        for stream, known in enumerate(self.streams):
+            if known is scheduler:
+                return stream
+        self.streams.append(scheduler)
+        self.counts.append(0)
+        return len(self.streams) - 1
 
 
 def _solver_state(scheduler: Any) -> dict[str, Any]:
@@ -268,7 +276,7 @@ def _gaussian(tape: Tape, taped: Step, scheduler: Any, velocity: Tensor) -> Gaus
     return kernel(taped.latents, velocity, taped.sigma, taped.sigma_next, second, tape.noise_level)
 
 
-def _schedule_position(scheduler: Any, timestep: Any) -> dict[str, float]:
+def _schedule_position(scheduler: Any, timestep: Any) -> dict[str, Any]:
     """Sigmas of the step that the scheduler has just taken, by its own step counter."""
     index = scheduler.step_index - 1
     return {
@@ -284,7 +292,9 @@ def check_scheduler(scheduler: Any) -> None:
     Raises:
         ValueError: the scheduler is not a flow-matching one (sigma from 1 to 0, velocity prediction).
     """
-    flow = not hasattr(scheduler, "alphas_cumprod") or scheduler.config.get("use_flow_sigmas", False)
+    flow = not hasattr(scheduler, "alphas_cumprod") or scheduler.config.get(
+        "use_flow_sigmas", False
+    )
     inverted = scheduler.config.get("invert_sigmas", False)
     if not flow or inverted or not hasattr(scheduler, "sigmas"):
         raise ValueError(
@@ -327,4 +337,6 @@ def _is_plain(output: Any) -> bool:
 
 
 def _copy(output: Any) -> Any:
-    return tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, output)
+    return tree_map(
+        lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, output
+    )

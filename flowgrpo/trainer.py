@@ -106,7 +106,9 @@ class GRPOTrainer:
     ):
         self.config = config = args or GRPOConfig()
         self.rewards = as_rewards(reward_funcs) if reward_funcs else load_rewards(config.rewards)
-        self.held_out = as_rewards(held_out_funcs) if held_out_funcs else load_rewards(config.held_out)
+        self.held_out = (
+            as_rewards(held_out_funcs) if held_out_funcs else load_rewards(config.held_out)
+        )
         if not self.rewards:
             raise ConfigError("rewards is empty, but training needs one; add `reward: ocr`, say.")
         if config.sampling.kind == "ode" or config.sampling.noise_level == 0:
@@ -182,7 +184,9 @@ class GRPOTrainer:
             self.folder.log(
                 {
                     "epoch": state.epoch,
-                    "rewards": {name: report.spread(torch.stack(groups)) for name, groups in rewards.items()},
+                    "rewards": {
+                        name: report.spread(torch.stack(groups)) for name, groups in rewards.items()
+                    },
                     "total": report.spread(torch.stack(totals)),
                     "tied_groups": sum(is_tied(total) for total in totals) / len(totals),
                     "mean_group_std": float(torch.stack(totals).std(dim=1, correction=0).mean()),
@@ -291,7 +295,7 @@ class GRPOTrainer:
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.config.train.max_grad_norm))
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
-        if self.state.average is not None:
+        if self.state.average is not None and self.config.train.ema:
             for name, parameter in self.policy.parameters.items():
                 self.state.average[name].lerp_(parameter.detach(), 1 - self.config.train.ema)
         return norm
@@ -329,7 +333,11 @@ class GRPOTrainer:
             self.folder,
             headline,
             self.state.epoch,
-            {"seconds": round(self.state.seconds, 1), "images": self.state.images, **self._passes()},
+            {
+                "seconds": round(self.state.seconds, 1),
+                "images": self.state.images,
+                **self._passes(),
+            },
         )
         return summary
 
@@ -363,4 +371,3 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
-

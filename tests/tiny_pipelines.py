@@ -64,7 +64,9 @@ def vae(latent_channels: int = 4) -> AutoencoderKL:
     ).eval()
 
 
-def sd3(shift: float = 3.0, seed: int = 0, dual_attention: bool = False) -> StableDiffusion3Pipeline:
+def sd3(
+    shift: float = 3.0, seed: int = 0, dual_attention: bool = False
+) -> StableDiffusion3Pipeline:
     torch.manual_seed(seed)
     tokenizer = clip_tokenizer()
     transformer = SD3Transformer2DModel(

@@ -1,0 +1,148 @@
+"""Grids that compare models: the same prompts, seeds and noise along a row, one model a column.
+
+Every cell is one call of the stock pipeline for one prompt and one seed, so a cell made alone equals its
+cell in any grid. Adapters are swapped, never stacked.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from tqdm import tqdm
+
+from flowgrpo.config import ConfigError, GRPOConfig, load_config
+from flowgrpo.evaluate import initial_noise_seed
+from flowgrpo.grids import draw_grid
+from flowgrpo.policy import load_pipeline
+from flowgrpo.prompts import Row, load_prompts
+from flowgrpo.scoring import Reward, load_rewards
+
+WEIGHTS = "pytorch_lora_weights.safetensors"
+
+
+@dataclass(kw_only=True, frozen=True)
+class Column:
+    """One model of a grid: a pipeline with at most one LoRA at one scale."""
+
+    label: str
+    config: GRPOConfig
+    lora: Path | None = None
+    """Folder with the LoRA; None for the base model."""
+    scale: float = 1.0
+
+
+def columns_of_runs(
+    runs: Sequence[Path],
+    *,
+    checkpoints: bool = False,
+    scales: Sequence[float] = (),
+    loras: Sequence[Path] = (),
+) -> list[Column]:
+    """Base and result of each run; also its checkpoints, its result at several scales, other LoRAs.
+
+    Raises:
+        ConfigError: a folder that is no finished run, or a LoRA that is not there.
+    """
+    columns: list[Column] = []
+    for run in runs:
+        config = _run_config(run)
+        prefix = f"{run.name}: " if len(runs) > 1 else ""
+        if config.model.path not in {c.config.model.path for c in columns}:
+            columns.append(Column(label="base", config=config))
+        if checkpoints:
+            for folder in sorted((run / "checkpoints").glob("epoch-*")):
+                columns.append(Column(label=f"{prefix}{folder.name}", config=config, lora=folder))
+        if scales:
+            for scale in scales:
+                label = f"{prefix}scale {scale:g}"
+                columns.append(
+                    Column(label=label, config=config, lora=_lora(run / "lora"), scale=scale)
+                )
+        else:
+            columns.append(Column(label=f"{prefix}tuned", config=config, lora=_lora(run / "lora")))
+    first = columns[0].config
+    return columns + [Column(label=lora.name, config=first, lora=_lora(lora)) for lora in loras]
+
+
+def compare(
+    columns: Sequence[Column],
+    rows: Sequence[Row],
+    seeds: Sequence[int],
+    rewards: Sequence[Reward] = (),
+) -> Image.Image:
+    """The labelled grid; scores of `rewards` stand under the cells."""
+    pictures: list[list[Image.Image]] = [[] for _ in rows for _ in seeds]
+    captions: list[list[str]] = [[] for _ in rows for _ in seeds]
+    pipe, opened = None, None
+    for column in tqdm(columns, "columns", disable=None):
+        settings = column.config.model
+        if opened != settings:
+            pipe, opened = _open(column.config), settings
+        with adapter(pipe, column.lora, column.scale):
+            for number, (row, seed) in enumerate((r, s) for r in rows for s in seeds):
+                image = cell(pipe, row.prompt, seed, column.config)
+                pictures[number].append(image)
+                scores = [f"{r.name} {float(r([image], [row])[0]):.2f}" for r in rewards]
+                captions[number].append("\n".join(scores))
+    labels = [f"{row.prompt} (seed {seed})" for row in rows for seed in seeds]
+    return draw_grid(pictures, labels, [c.label for c in columns], captions if rewards else None)
+
+
+def cell(pipe: Any, prompt: str, seed: int, config: GRPOConfig) -> Image.Image:
+    """One picture of one prompt, by the stock pipeline with the run's evaluation settings."""
+    generator = torch.Generator().manual_seed(initial_noise_seed(config.seed, prompt, seed))
+    return pipe(prompt=prompt, generator=generator, **config.evaluation_call).images[0]
+
+
+@contextmanager
+def adapter(pipe: Any, lora: Path | None, scale: float = 1.0) -> Iterator[None]:
+    """Within the block the pipeline has this LoRA and no other; None is the base model."""
+    if lora is not None:
+        pipe.load_lora_weights(str(lora), adapter_name="compared")
+        pipe.set_adapters(["compared"], [scale])
+    try:
+        yield
+    finally:
+        if lora is not None:
+            pipe.unload_lora_weights()
+
+
+def rows_and_rewards(
+    config: GRPOConfig, prompts: Sequence[str], limit: int
+) -> tuple[list[Row], list[Reward]]:
+    """What to draw and how to score it: given prompts, else the run's held-out ones."""
+    source = list(prompts) or config.prompts.test or config.prompts.train
+    if source is None:
+        raise ConfigError("the run names no prompt file; pass --prompt.")
+    return load_prompts(source)[:limit], load_rewards(config.held_out or config.rewards)
+
+
+def _open(config: GRPOConfig) -> Any:
+    if config.model.path is None:
+        raise ConfigError(
+            "the run was given a pipeline object, so its config names no model; set model.path."
+        )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    pipe = load_pipeline(config.model.path, getattr(torch, config.model.dtype), device)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def _run_config(run: Path) -> GRPOConfig:
+    if not (run / "config.yaml").is_file():
+        raise ConfigError(
+            f"run is {run}, but holds no config.yaml; give an output_dir of flowgrpo train."
+        )
+    return load_config(run / "config.yaml")
+
+
+def _lora(folder: Path) -> Path:
+    if not (folder / WEIGHTS).is_file():
+        raise ConfigError(
+            f"LoRA is {folder}, but holds no {WEIGHTS}; give a folder of a finished run."
+        )
+    return folder
