@@ -1,0 +1,347 @@
+"""A run on a tiny pipeline: exact gradients, an untouched base model, resumes, honest files."""
+
+import hashlib
+import json
+import time
+
+import pytest
+import torch
+from tiny_pipelines import CALL, build
+
+from flowgrpo import ConfigError, GRPOConfig, GRPOTrainer
+from flowgrpo.policy import Policy, modules_of, reference
+from flowgrpo.report import paired_bootstrap
+from flowgrpo.scoring import RewardError
+from flowgrpo.tape import ReplayError
+
+PROMPTS = ["a cat", "a dog", "a hen", "a cow", "a pig"]
+
+
+def redness(images, prompts, **columns):
+    return [image.resize((1, 1)).getpixel((0, 0))[0] / 255 for image in images]
+
+
+def settings(folder, **changes):
+    sampling = {
+        "num_inference_steps": 5,
+        "group_size": 4,
+        "groups_per_epoch": 4,
+        "window": 2,
+        "call": {**CALL, "guidance_scale": 1.5},
+        **changes.pop("sampling", {}),
+    }
+    train = {"epochs": 2, "lr": 1e-2, "lora": {"rank": 4, "alpha": 8}, **changes.pop("train", {})}
+    return GRPOConfig(
+        output_dir=str(folder), checkpoint_every=1, sampling=sampling, train=train, **changes
+    )
+
+
+def trainer(folder, *, pipe=None, reward=redness, resume=False, test=("a fox",), **changes):
+    args = settings(folder, **changes)
+    return GRPOTrainer(pipe or build("sd3"), reward, PROMPTS, list(test), args=args, resume=resume)
+
+
+def metrics(folder, without=("seconds",)):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k not in without} for line in lines]
+
+
+def hashes(pipe):
+    return {
+        f"{name}.{key}": hashlib.sha256(tensor.detach().numpy().tobytes()).hexdigest()
+        for name, module in modules_of(pipe).items()
+        for key, tensor in module.state_dict().items()
+        if "lora_" not in key
+    }
+
+
+def gradients(folder, **sampling):
+    run = trainer(
+        folder, sampling={"group_size": 8, "window": 3, "groups_per_epoch": 2, **sampling}
+    )
+    samples = run._sample(run.plan.groups(0))
+    advantages = [torch.linspace(-1, 1, 8, dtype=torch.float64)] * 2
+    from flowgrpo.trainer import Tally
+
+    run._accumulate(list(zip(samples, advantages, strict=True)), Tally())
+    return {name: p.grad.clone() for name, p in run.policy.parameters.items()}
+
+
+def test_micro_batches_of_any_size_give_the_same_gradients(tmp_path):
+    whole = gradients(tmp_path / "8", micro_batch_size=8)
+    scale = max(g.abs().max() for g in whole.values())
+    assert scale > 1e-4
+    for size in (1, 3):
+        split = gradients(tmp_path / str(size), micro_batch_size=size)
+        for name, gradient in whole.items():
+            assert torch.allclose(split[name], gradient, atol=1e-6), name
+
+
+def test_before_the_first_update_every_ratio_is_exactly_one(tmp_path):
+    run = trainer(tmp_path / "run", train={"epochs": 1, "updates_per_epoch": 1, "lr": 1e-2})
+    run.train()
+    (line,) = metrics(tmp_path / "run")
+    assert line["ratio_deviation"] == 0
+    assert line["clip_fraction_low"] == line["clip_fraction_high"] == 0
+
+
+def test_after_an_update_ratios_move(tmp_path):
+    trainer(tmp_path / "run", train={"updates_per_epoch": 2, "passes": 2}).train()
+    assert all(line["ratio_deviation"] > 0 for line in metrics(tmp_path / "run"))
+
+
+def test_a_step_at_a_small_rate_changes_every_lora_b(tmp_path):
+    run = trainer(tmp_path / "run", train={"epochs": 1, "lr": 1e-5})
+    before = {name: p.detach().clone() for name, p in run.policy.parameters.items()}
+    run.train()
+    for name, parameter in run.policy.parameters.items():
+        assert parameter.dtype == torch.float32
+        if "lora_B" in name:
+            assert not torch.equal(parameter, before[name]), name
+
+
+def test_the_base_model_is_untouched_after_three_epochs_with_kl(tmp_path):
+    pipe = build("sd3")
+    run = trainer(tmp_path / "run", pipe=pipe, train={"epochs": 3, "kl_weight": 0.1})
+    frozen = hashes(pipe)
+    flags = {k: p.requires_grad for k, p in pipe.transformer.named_parameters()}
+    run.train()
+    assert hashes(pipe) == frozen
+    assert {k: p.requires_grad for k, p in pipe.transformer.named_parameters()} == flags
+
+
+def test_the_reference_is_the_base_model_and_kl_starts_at_zero(tmp_path):
+    run = trainer(tmp_path / "run", train={"epochs": 1, "updates_per_epoch": 1, "kl_weight": 0.1})
+    run.train()
+    assert metrics(tmp_path / "run")[0]["kl"] == 0
+    call = {**CALL, "num_inference_steps": 3, "output_type": "latent"}
+    with reference(run.policy):
+        latents = run.policy.generate("a cat", [1, 2], call)
+    base = Policy(build("sd3")).generate("a cat", [1, 2], call)
+    assert torch.equal(latents, base)
+    assert not torch.equal(latents, run.policy.generate("a cat", [1, 2], call))
+
+
+def test_without_kl_weight_no_reference_forward_is_made(tmp_path):
+    counts = {}
+    for weight in (0.0, 0.1):
+        run = trainer(tmp_path / str(weight), train={"epochs": 1, "kl_weight": weight})
+        run.train()
+        counts[weight] = run.policy.denoiser_forwards
+        assert ("kl" in metrics(tmp_path / str(weight))[0]) == (weight > 0)
+    # 4 groups x (5 sampled + 2 replayed) steps; the reference replays 2 more.
+    assert counts == {0.0: 28, 0.1: 36}
+
+
+def test_tied_groups_are_counted_and_not_replayed(tmp_path):
+    def constant_for_cats(images, prompts, **columns):
+        return [0.5 if p == "a cat" else r for p, r in zip(prompts, redness(images, prompts))]  # noqa: B905
+
+    run = trainer(
+        tmp_path / "run",
+        reward=constant_for_cats,
+        sampling={"groups_per_epoch": 5},
+        train={"epochs": 1, "updates_per_epoch": 1},
+    )
+    run.train()
+    (line,) = metrics(tmp_path / "run")
+    assert line["tied_groups"] == pytest.approx(0.2)
+    assert line["denoiser_backwards"] == 4 * 2
+
+
+def test_training_raises_a_reward_that_can_be_raised(tmp_path):
+    run = trainer(
+        tmp_path / "run",
+        sampling={"group_size": 8, "noise_level": 1.0, "window": "all"},
+        train={"epochs": 12, "lr": 3e-2, "clip_range": 1e-2},
+        evaluation={"seeds": 4},
+    )
+    summary = run.train()
+    low, _ = summary["scores"]["train_prompts"]["redness"]["gain_95"]
+    assert low > 0.01
+    assert summary["tuned"]["test_prompts"] > summary["base"]["test_prompts"]
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
+    options = {
+        "train": {"epochs": 4, "ema": 0.9, "kl_weight": 0.01},
+        "sampling": {"window": {"size": 2}},
+    }
+    straight = trainer(tmp_path / "straight", **options)
+    straight.train()
+
+    class Killed(Exception):
+        pass
+
+    calls = []
+
+    def killing(images, prompts, **columns):
+        calls.append(1)
+        if len(calls) == 16:  # in the middle of epoch 3
+            raise Killed
+        return redness(images, prompts)
+
+    killing.__name__ = "redness"
+    with pytest.raises(Killed):
+        trainer(tmp_path / "resumed", reward=killing, **options).train()
+    resumed = trainer(tmp_path / "resumed", resume=True, **options)
+    assert 0 < resumed.state.epoch < 4
+    resumed.train()
+
+    assert metrics(tmp_path / "resumed") == metrics(tmp_path / "straight")
+    for name, parameter in straight.policy.parameters.items():
+        assert torch.equal(parameter, resumed.policy.parameters[name]), name
+        assert torch.equal(straight.state.average[name], resumed.state.average[name])
+    for a, b in zip(
+        straight.optimiser.state.values(), resumed.optimiser.state.values(), strict=True
+    ):
+        assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_a_damaged_newest_checkpoint_is_skipped_with_a_message(tmp_path, capsys):
+    trainer(tmp_path / "run").train()
+    state = tmp_path / "run" / "checkpoints" / "epoch-0002" / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:-10])
+    resumed = trainer(tmp_path / "run", resume=True)
+    assert resumed.state.epoch == 1
+    assert "epoch-0002 is damaged" in capsys.readouterr().err
+
+
+def test_evaluation_restores_the_weights_and_shows_the_average(tmp_path):
+    run = trainer(tmp_path / "run", train={"epochs": 3, "ema": 0.5}, evaluation={"every": 1})
+    plain = trainer(tmp_path / "plain", train={"epochs": 3})
+    run.train(), plain.train()
+    for name, parameter in plain.policy.parameters.items():
+        assert torch.equal(parameter, run.policy.parameters[name])
+    averages = [run.state.average[n] - p for n, p in run.policy.parameters.items()]
+    assert max(a.abs().max() for a in averages) > 0
+    assert sorted(run.folder.evaluations()) == [0, 1, 2, 3]
+
+
+def test_evaluation_does_not_depend_on_the_other_prompts(tmp_path):
+    both = trainer(tmp_path / "a", test=["a fox", "an owl"], train={"epochs": 0}).train()
+    one = trainer(tmp_path / "b", test=["an owl"], train={"epochs": 0}).train()
+    fox = trainer(tmp_path / "c", test=["a fox"], train={"epochs": 0}).train()
+    mean = (one["base"]["test_prompts"] + fox["base"]["test_prompts"]) / 2
+    assert both["base"]["test_prompts"] == pytest.approx(mean, abs=1e-12)
+
+
+def test_a_run_folder_holds_what_it_promises(tmp_path):
+    summary = trainer(tmp_path / "run").train()
+    for name in ("config.yaml", "metrics.jsonl", "summary.json", "curves.png", "compare.png"):
+        assert (tmp_path / "run" / name).stat().st_size > 0, name
+    for name in ("samples", "eval", "checkpoints", "lora"):
+        assert list((tmp_path / "run" / name).iterdir()), name
+    written = json.loads((tmp_path / "run" / "summary.json").read_text())
+    needed = {
+        "reward",
+        "base",
+        "tuned",
+        "seconds",
+        "images",
+        "denoiser_forwards",
+        "denoiser_backwards",
+    }
+    assert needed <= written.keys()
+    assert written["base"].keys() == {"train_prompts", "test_prompts"}
+    assert written["images"] == 32 == summary["images"]
+
+
+def test_a_folder_that_holds_another_run_is_refused(tmp_path):
+    trainer(tmp_path / "run", train={"epochs": 0}).train()
+    with pytest.raises(ConfigError, match="holds another run"):
+        trainer(tmp_path / "run")
+    with pytest.raises(ConfigError, match="holds no run to resume"):
+        trainer(tmp_path / "new", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (lambda n: [0.5] * (n - 1), "returned 3 rewards for 4 images"),
+        (lambda n: [0.5] * (n - 1) + [float("nan")], "1 of 4 rewards are not finite"),
+        (lambda n: [None] * n, "4 of 4 rewards are not finite"),
+        (lambda n: None, "returned a NoneType"),
+        (lambda n: torch.ones(n, 1), "returned 1 rewards for 4 images"),
+    ],
+)
+def test_a_reward_that_misbehaves_stops_the_run_by_name(tmp_path, values, message):
+    def broken(images, prompts, **columns):
+        return values(len(images))
+
+    run = trainer(tmp_path / "run", train={"epochs": 1})
+    run.rewards[0].__dict__["function"] = broken
+    with pytest.raises(RewardError, match=message):
+        run._sample(run.plan.groups(0))
+
+
+def test_scores_join_their_images_when_scoring_is_slow_and_overlaps(tmp_path):
+    def slow(images, prompts, **columns):
+        time.sleep(0.02)
+        return redness(images, prompts)
+
+    slow.overlap = True
+    fast = trainer(tmp_path / "a", sampling={"micro_batch_size": 3})
+    late = trainer(tmp_path / "b", reward=slow, sampling={"micro_batch_size": 3})
+    for a, b in zip(
+        fast._sample(fast.plan.groups(0)), late._sample(late.plan.groups(0)), strict=True
+    ):
+        assert torch.equal(a.rewards["redness"], b.rewards["slow"])
+
+
+def test_columns_reach_the_reward_as_lists(tmp_path):
+    seen = []
+
+    def watching(images, prompts, target, **columns):
+        seen.append((prompts, target, sorted(columns)))
+        return redness(images, prompts)
+
+    data = [{"prompt": "a cat", "target": "CAT", "level": 3}]
+    GRPOTrainer(
+        build("sd3"), watching, data, args=settings(tmp_path / "run", train={"epochs": 0})
+    ).train()
+    assert seen[0] == (["a cat"], ["CAT"], ["level"])
+
+
+def test_a_missing_column_is_refused_before_the_model_loads(tmp_path):
+    def needs_target(images, prompts, target, **columns):
+        raise AssertionError
+
+    with pytest.raises(ConfigError, match='dataset row 1 has no column "target"'):
+        GRPOTrainer(
+            "no/such/model",
+            needs_target,
+            [{"prompt": "a", "target": "A"}, {"prompt": "b"}],
+            args=settings(tmp_path / "run"),
+        )
+
+
+def test_a_replay_that_drifts_stops_the_run(tmp_path):
+    run = trainer(tmp_path / "run", train={"epochs": 1})
+    sample = run._sample
+
+    def disturbed(groups):
+        samples = sample(groups)
+        with torch.no_grad():
+            for parameter in run.policy.parameters.values():
+                parameter.add_(0.3)
+        return samples
+
+    run._sample = disturbed
+    with pytest.raises(ReplayError, match="away from its rollout before any update"):
+        run.train()
+
+
+@pytest.mark.parametrize("change", [{"noise_level": 0.0}, {"kind": "ode"}])
+def test_training_without_noise_is_refused(tmp_path, change):
+    with pytest.raises(ConfigError, match="training needs random steps"):
+        trainer(tmp_path / "run", sampling=change)
+
+
+def test_the_bootstrap_interval_covers_a_known_gain():
+    generator = torch.Generator().manual_seed(0)
+    base = torch.rand(200, 2, generator=generator, dtype=torch.float64)
+    gain = 0.1 + 0.05 * torch.randn(200, 1, generator=generator, dtype=torch.float64)
+    low, high = paired_bootstrap(base, base + gain)
+    assert low < 0.1 < high
+    assert high - low == pytest.approx(2 * 1.96 * 0.05 / 200**0.5, rel=0.2)
