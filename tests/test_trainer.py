@@ -55,6 +55,14 @@ def hashes(pipe):
     }
 
 
+def optimiser_state(run):
+    return {
+        f"{name}.{key}": value
+        for name, parameter in run.policy.parameters.items()
+        for key, value in run.optimiser.state[parameter].items()
+    }
+
+
 def gradients(folder, **sampling):
     run = trainer(
         folder, sampling={"group_size": 8, "window": 3, "groups_per_epoch": 2, **sampling}
@@ -70,11 +78,11 @@ def gradients(folder, **sampling):
 def test_micro_batches_of_any_size_give_the_same_gradients(tmp_path):
     whole = gradients(tmp_path / "8", micro_batch_size=8)
     scale = max(g.abs().max() for g in whole.values())
-    assert scale > 1e-4
+    assert scale > 1e-5
     for size in (1, 3):
         split = gradients(tmp_path / str(size), micro_batch_size=size)
         for name, gradient in whole.items():
-            assert torch.allclose(split[name], gradient, atol=1e-6), name
+            assert torch.allclose(split[name], gradient, atol=1e-3 * scale), name
 
 
 def test_before_the_first_update_every_ratio_is_exactly_one(tmp_path):
@@ -192,10 +200,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     for name, parameter in straight.policy.parameters.items():
         assert torch.equal(parameter, resumed.policy.parameters[name]), name
         assert torch.equal(straight.state.average[name], resumed.state.average[name])
-    for a, b in zip(
-        straight.optimiser.state.values(), resumed.optimiser.state.values(), strict=True
-    ):
-        assert all(torch.equal(a[key], b[key]) for key in a)
+    assert optimiser_state(straight).keys() == optimiser_state(resumed).keys()
+    for name, value in optimiser_state(straight).items():
+        assert torch.equal(value, optimiser_state(resumed)[name]), name
 
 
 def test_a_damaged_newest_checkpoint_is_skipped_with_a_message(tmp_path, capsys):
