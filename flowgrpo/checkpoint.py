@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from flowgrpo.config import ConfigError, GRPOConfig
+from flowgrpo.config import GRPOConfig
 from flowgrpo.policy import Policy, load_weights, weights
 
 if TYPE_CHECKING:
@@ -56,10 +56,9 @@ def save(folder: Path, trainer: "GRPOTrainer") -> Path:
 
 
 def load_newest(folder: Path, trainer: "GRPOTrainer") -> None:
-    """Puts the newest complete checkpoint into the trainer; damaged ones are skipped with a message.
+    """Puts the newest complete checkpoint into the trainer; a damaged one is skipped with a message.
 
-    Raises:
-        ConfigError: there is none.
+    Without any, the run starts from its beginning: it was stopped before its first checkpoint.
     """
     for path in sorted(folder.glob("epoch-*"), reverse=True):
         manifest = _verified(path)
@@ -72,9 +71,7 @@ def load_newest(folder: Path, trainer: "GRPOTrainer") -> None:
         trainer.policy.denoiser_forwards = trainer.state.denoiser_forwards
         trainer.policy.denoiser_backwards = trainer.state.denoiser_backwards
         return
-    raise ConfigError(
-        f"{folder} holds no complete checkpoint to resume from; start without --resume."
-    )
+    print(f"{folder} holds no complete checkpoint; starting from the beginning.", file=sys.stderr)
 
 
 def save_result(folder: Path, policy: Policy, config: GRPOConfig) -> None:

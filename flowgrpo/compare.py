@@ -75,21 +75,34 @@ def compare(
     rewards: Sequence[Reward] = (),
 ) -> Image.Image:
     """The labelled grid; scores of `rewards` stand under the cells."""
+    pictures = pictures_of(columns, rows, seeds)
+    places = [(row, seed) for row in rows for seed in seeds]
+    captions = [
+        [
+            "\n".join(f"{r.name} {float(r([picture], [row])[0]):.2f}" for r in rewards)
+            for picture in line
+        ]
+        for (row, _), line in zip(places, pictures, strict=True)
+    ]
+    labels = [f"{row.prompt} (seed {seed})" for row, seed in places]
+    return draw_grid(pictures, labels, [c.label for c in columns], captions if rewards else None)
+
+
+def pictures_of(
+    columns: Sequence[Column], rows: Sequence[Row], seeds: Sequence[int]
+) -> list[list[Image.Image]]:
+    """One line of pictures for each prompt and seed, one picture a column."""
     pictures: list[list[Image.Image]] = [[] for _ in rows for _ in seeds]
-    captions: list[list[str]] = [[] for _ in rows for _ in seeds]
     pipe, opened = None, None
     for column in tqdm(columns, "columns", disable=None):
-        settings = column.config.model
-        if opened != settings:
-            pipe, opened = _open(column.config), settings
+        if opened != column.config.model:
+            pipe, opened = _open(column.config), column.config.model
         with adapter(pipe, column.lora, column.scale):
-            for number, (row, seed) in enumerate((r, s) for r in rows for s in seeds):
-                image = cell(pipe, row.prompt, seed, column.config)
-                pictures[number].append(image)
-                scores = [f"{r.name} {float(r([image], [row])[0]):.2f}" for r in rewards]
-                captions[number].append("\n".join(scores))
-    labels = [f"{row.prompt} (seed {seed})" for row in rows for seed in seeds]
-    return draw_grid(pictures, labels, [c.label for c in columns], captions if rewards else None)
+            for line, (row, seed) in zip(
+                pictures, ((row, seed) for row in rows for seed in seeds), strict=True
+            ):
+                line.append(cell(pipe, row.prompt, seed, column.config))
+    return pictures
 
 
 def cell(pipe: Any, prompt: str, seed: int, config: GRPOConfig) -> Image.Image:

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from flowgrpo.advantages import NORMALISATIONS
 from flowgrpo.config import ConfigError, dump_config, load_config, parse_config
+from flowgrpo.kernels import KERNELS
 from flowgrpo.plan import Plan
 from flowgrpo.prompts import Row, load_prompts
 
@@ -56,6 +58,13 @@ def test_a_bad_setting_is_one_sentence(data, message):
         parse_config(data)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_the_choices_of_a_config_are_those_of_the_code():
+    for kind in KERNELS:
+        assert parse_config({"sampling": {"kind": kind}}).sampling.kind == kind
+    for kind in [*NORMALISATIONS, "gdpo"]:
+        assert parse_config({"train": {"advantage": kind}}).train.advantage == kind
 
 
 def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path):

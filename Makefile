@@ -1,0 +1,31 @@
+# The README's commands. VENV may name a folder elsewhere; PYTHON, the interpreter that makes it.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.PHONY: install test slow lint demo
+
+install: $(VENV)/installed
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --editable ".[dev,datasets]"
+	touch $@
+
+test: install
+	$(BIN)/python -m pytest
+
+slow: install
+	$(BIN)/python -m pytest -m slow
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# Goes on where it stopped if it was interrupted; remove runs/tiny_ocr to start anew.
+demo: install
+	$(BIN)/flowgrpo train configs/tiny_ocr.yaml $(if $(wildcard runs/tiny_ocr/config.yaml),--resume)
+	@echo "Before and after: runs/tiny_ocr/compare.png"

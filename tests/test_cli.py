@@ -1,0 +1,161 @@
+"""The command line: bad input is one sentence and a non-zero exit, before a model is loaded."""
+
+import sys
+
+import pytest
+import yaml
+from PIL import Image, ImageChops
+from tiny_pipelines import CALL, build
+
+from flowgrpo.cli import main
+
+REWARD = """
+def redness(images, prompts, **columns):
+    return [image.resize((1, 1)).getpixel((0, 0))[0] / 255 for image in images]
+"""
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A folder with a model, a reward, prompts and a config that trains for one epoch."""
+    folder = tmp_path_factory.mktemp("world")
+    build("sd3").save_pretrained(folder / "model")
+    (folder / "my_reward.py").write_text(REWARD)
+    (folder / "train.txt").write_text("a cat\na dog\n")
+    (folder / "test.txt").write_text("a fox\n")
+    config = {
+        "output_dir": str(folder / "run"),
+        "model": {"path": str(folder / "model")},
+        "prompts": {"train": str(folder / "train.txt"), "test": str(folder / "test.txt")},
+        "reward": f"{folder}/my_reward.py:redness",
+        "sampling": {
+            "num_inference_steps": 3,
+            "group_size": 4,
+            "groups_per_epoch": 2,
+            "call": {**CALL, "guidance_scale": 1.0},
+        },
+        "train": {"epochs": 1, "lora": {"rank": 4, "alpha": 8}},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return folder
+
+
+def run(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["flowgrpo", *map(str, arguments)])
+    try:
+        main()
+    except SystemExit as stop:
+        return stop.code or 0
+    return 0
+
+
+@pytest.fixture(scope="module")
+def finished(world):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        assert run(monkeypatch, "train", world / "config.yaml") == 0
+    return world / "run"
+
+
+def test_the_printed_snippet_gives_the_runs_images(world, finished, monkeypatch, capsys):
+    """The four lines, run as they stand, with the noise of the evaluation."""
+    code = run(monkeypatch, "train", world / "config.yaml", "--resume")
+    assert code == 0
+    snippet = capsys.readouterr().out.split("Use it with plain diffusers:\n\n")[1].strip()
+    lines = snippet.splitlines()
+    assert len(lines) == 4
+
+    import torch
+
+    from flowgrpo.evaluate import initial_noise_seed
+
+    scope = {"prompt": "a fox"}
+    noise = "torch.Generator().manual_seed(seed)"
+    lines[3] = lines[3].replace("pipe(prompt", f"pipe(prompt, generator={noise}")
+    exec("\n".join(lines), {"torch": torch, "seed": initial_noise_seed(0, "a fox", 0)}, scope)
+    saved = Image.open(finished / "eval" / "epoch-0001" / "test_prompts" / "0000-seed0.png")
+    assert ImageChops.difference(scope["image"], saved).getbbox() is None
+
+
+def test_compare_draws_a_grid(finished, monkeypatch, tmp_path):
+    out = tmp_path / "grid.png"
+    assert (
+        run(monkeypatch, "compare", finished, "--scales", "0,0.5,1", "--seed", 1, "--out", out) == 0
+    )
+    assert Image.open(out).width > 4 * 100
+
+
+def test_a_scale_of_zero_is_the_base_and_one_cell_alone_equals_its_cell(finished):
+    from flowgrpo import compare
+    from flowgrpo.prompts import load_prompts
+
+    columns = compare.columns_of_runs([finished], scales=[0.0, 1.0])
+    rows = load_prompts(["a fox", "an owl"])
+    grid = compare.pictures_of(columns, rows, [0, 1])
+    for base, zero, one in grid:
+        assert ImageChops.difference(base, zero).getbbox() is None
+        assert base.size == one.size
+    ((alone,),) = compare.pictures_of(columns[2:], rows[1:], [1])
+    assert ImageChops.difference(alone, grid[3][2]).getbbox() is None
+
+
+def test_plan_loads_no_model(world, monkeypatch, capsys):
+    assert run(monkeypatch, "plan", world / "config.yaml", "model.path=no/model") == 0
+    out = capsys.readouterr().out
+    assert "8 (2 prompts x 4)" in out
+    assert "optimiser steps" in out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["sampling.group_sise=4"], 'did you mean "group_size"?'),
+        (["sampling.group_size=1"], "sampling.group_size is 1"),
+        (["sampling.groups_per_epoch=many"], "sampling.groups_per_epoch is 'many'"),
+        (["reward=ocrr"], 'reward "ocrr" is unknown; did you mean "ocr"?'),
+        (["reward=ocr"], "train.txt line 1"),
+        (["reward=nowhere.py:f"], "there is no such file"),
+        (["reward=no_such_package.module:f"], "cannot be imported"),
+        (["reward=math:no_such_function"], 'has no function "no_such_function"'),
+        (["prompts.train=nowhere.txt"], "there is no such file"),
+        (["prompts.train=null"], "prompts.train is missing"),
+        (["model.path=./nowhere"], 'model.path is "./nowhere", but there is no such folder'),
+        (["model.path=."], "that folder is no pipeline"),
+        (["model.path=null"], "model.path is missing"),
+        (["rewards=[{reward: ocr, params: {skore: exact}}]", "reward=null"], "reward"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_a_failure(
+    world, monkeypatch, capsys, tmp_path, overrides, message
+):
+    out = f"output_dir={tmp_path}/run"
+    assert run(monkeypatch, "train", world / "config.yaml", out, *overrides) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("flowgrpo: ")
+    assert message in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_with_another_run_is_refused(world, finished, monkeypatch, capsys):
+    assert run(monkeypatch, "train", world / "config.yaml") == 1
+    assert "it holds another run; use --resume" in capsys.readouterr().err
+
+
+def test_a_reward_that_returns_the_wrong_count_stops_by_name(world, monkeypatch, capsys, tmp_path):
+    (tmp_path / "bad.py").write_text("def bad(images, prompts, **columns):\n    return [1.0]\n")
+    overrides = [f"output_dir={tmp_path}/run", f"reward={tmp_path}/bad.py:bad"]
+    overrides.append("evaluation.seeds=2")
+    assert run(monkeypatch, "train", world / "config.yaml", *overrides) == 1
+    assert 'bad returned 1 rewards for 2 images (prompt "a cat")' in capsys.readouterr().err
+
+
+def test_a_missing_config_and_a_missing_run_are_sentences(monkeypatch, capsys):
+    assert run(monkeypatch, "train", "nowhere.yaml") == 1
+    assert "there is no such file" in capsys.readouterr().err
+    assert run(monkeypatch, "compare", "nowhere") == 1
+    assert "holds no config.yaml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "plan"])
+def test_every_command_has_help(command, monkeypatch, capsys):
+    assert run(monkeypatch, command, "--help") == 0
+    assert len(capsys.readouterr().out.splitlines()) > 8
