@@ -20,7 +20,7 @@ def is_tied(rewards: Tensor) -> bool:
 
 
 def centred(rewards: Tensor) -> Tensor:
-    """r - mean of the group (K,), exactly 0 where the group is tied. As is: Dr. GRPO, arXiv 2503.20783."""
+    """r - mean of the group (K,), exactly 0 where the group is tied."""
     rewards = rewards.double()
     return torch.zeros_like(rewards) if is_tied(rewards) else rewards - rewards.mean()
 

@@ -1,7 +1,7 @@
 """What a run leaves behind: checkpoints to go on from, and the LoRA that plain diffusers loads.
 
-A checkpoint is one folder, written under a temporary name, synced and renamed, so that it is whole or
-absent. No pickle: safetensors and JSON.
+A checkpoint is one folder, written under a temporary name, synced and renamed, so that it is whole
+or absent. No pickle: safetensors and JSON.
 """
 
 import hashlib
@@ -56,7 +56,7 @@ def save(folder: Path, trainer: "GRPOTrainer") -> Path:
 
 
 def load_newest(folder: Path, trainer: "GRPOTrainer") -> None:
-    """Puts the newest complete checkpoint into the trainer; a damaged one is skipped with a message.
+    """Puts the newest whole checkpoint into the trainer; a damaged one is skipped with a message.
 
     Without any, the run starts from its beginning: it was stopped before its first checkpoint.
     """

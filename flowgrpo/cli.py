@@ -77,7 +77,7 @@ def compare(
         Path | None, typer.Option(help="PNG; default: compare.png of the first run.")
     ] = None,
 ) -> None:
-    """Draw a grid: rows are prompts and seeds, columns base, results, checkpoints, scales or LoRAs."""
+    """Draw a grid of prompts and seeds (rows) by models, checkpoints or LoRA scales (columns)."""
     from flowgrpo import compare as grids
 
     _quiet_libraries()

@@ -1,7 +1,7 @@
 """Grids that compare models: the same prompts, seeds and noise along a row, one model a column.
 
-Every cell is one call of the stock pipeline for one prompt and one seed, so a cell made alone equals its
-cell in any grid. Adapters are swapped, never stacked.
+Every cell is one call of the stock pipeline for one prompt and one seed, so a cell made alone
+equals its cell in any grid. Adapters are swapped, never stacked.
 """
 
 from collections.abc import Iterator, Sequence

@@ -57,8 +57,8 @@ class Window(Section):
     """Number of consecutive steps; default: all from `first` to `last`."""
     first: int = Field(default=0, ge=0)
     last: int | None = Field(default=None, ge=0)
-    """Last step that may be in the window, itself included; default: the last but one of the schedule.
-    Where there is room, each group draws its window's start."""
+    """Last step that may be in the window, itself included; default: the last but one of the
+    schedule. Where there is room, each group draws its window's start."""
 
 
 def _window(value: Any) -> Any:
@@ -101,8 +101,9 @@ class SamplingConfig(Section):
             )
         if window.first > stop or (window.size or 1) > stop - window.first + 1:
             raise ConfigError(
-                f"sampling.window takes {window.size or 1} of the steps {window.first} to {stop}, but there are "
-                f"{max(0, stop - window.first + 1)}; use a smaller window or more steps."
+                f"sampling.window takes {window.size or 1} of the steps {window.first} to "
+                f"{stop}, but there are {max(0, stop - window.first + 1)}; "
+                "use a smaller window or more steps."
             )
         for name in ("num_inference_steps", "num_images_per_prompt", "generator", "prompt"):
             if name in self.call:
@@ -189,7 +190,7 @@ class GRPOConfig(Section):
 
     @property
     def evaluation_call(self) -> dict[str, Any]:
-        """The pipeline's arguments at evaluation: the user's where they are set, else those of sampling."""
+        """The pipeline's arguments at evaluation; where not set, those of sampling."""
         call = self.sampling.call if self.evaluation.call is None else self.evaluation.call
         steps = self.evaluation.num_inference_steps or self.sampling.num_inference_steps
         return {**call, "num_inference_steps": steps}
@@ -216,15 +217,17 @@ class GRPOConfig(Section):
         train, groups = self.train, self.sampling.groups_per_epoch
         if train.updates_per_epoch % train.passes:
             raise ConfigError(
-                f"train.updates_per_epoch is {train.updates_per_epoch}, but must be a multiple of the "
-                f"{train.passes} passes; use {train.passes * max(1, train.updates_per_epoch // train.passes)}."
+                f"train.updates_per_epoch is {train.updates_per_epoch}, but must be a multiple "
+                f"of the {train.passes} passes; use "
+                f"{train.passes * max(1, train.updates_per_epoch // train.passes)}."
             )
         per_pass = train.updates_per_epoch // train.passes
         if groups % per_pass:
             below = groups - groups % per_pass
             nearest = " or ".join(str(n) for n in (below, below + per_pass) if n)
             raise ConfigError(
-                f"sampling.groups_per_epoch is {groups}, but must be a multiple of the {per_pass} updates per pass; "
+                f"sampling.groups_per_epoch is {groups}, but must be a multiple of the "
+                f"{per_pass} updates per pass; "
                 f"use {nearest}."
             )
         return self
@@ -234,7 +237,8 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> GRPOCon
     """Reads a YAML file and applies `section.key=value` overrides.
 
     Raises:
-        ConfigError: a missing file, an unknown key, a wrong type or an impossible value, in one sentence.
+        ConfigError: a missing file, an unknown key, a wrong type or an impossible value, in one
+        sentence.
     """
     path = Path(path)
     if not path.is_file():

@@ -27,8 +27,9 @@ def evaluate(
 ) -> dict[str, dict[str, Tensor]]:
     """Generates every prompt with every seed, scores and saves the pictures.
 
-    One call holds one prompt with all its seeds, so the scores depend neither on the other prompts nor
-    on the number of processes. `folder/scores.json` is written last: with it, the evaluation is whole.
+    One call holds one prompt with all its seeds, so the scores depend neither on the other prompts
+    nor on the number of processes. `folder/scores.json` is written last: with it, the evaluation is
+    whole.
 
     Args:
         rows: prompt sets by name, `train_prompts` and `test_prompts`.

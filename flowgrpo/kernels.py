@@ -1,8 +1,9 @@
 """Step kernels: one reverse step of a flow-matching sampler as a Gaussian (mean, std).
 
-Notation: sigma in [0, 1] is the noise fraction (1 = pure noise), latents x = (1 - sigma) x0 + sigma eps,
-velocity v = dx/dsigma = eps - x0. A step goes from `sigma` to `sigma_next` < `sigma`. From x and v follow
-the two ends of the straight path, ``denoised`` = x - sigma v and ``noise`` = x + (1 - sigma) v.
+Notation: sigma in [0, 1] is the noise fraction (1 = pure noise), latents
+x = (1 - sigma) x0 + sigma eps, velocity v = dx/dsigma = eps - x0. A step goes from `sigma` to
+`sigma_next` < `sigma`. From x and v follow the two ends of the straight path,
+``denoised`` = x - sigma v and ``noise`` = x + (1 - sigma) v.
 
 All kernels share one head, are pure, compute in float32 and take any latent layout:
 
@@ -16,7 +17,6 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 
@@ -90,8 +90,8 @@ def cps(
 ) -> Gaussian:
     """Coefficients-preserving step (arXiv 2509.05952): the new noise replaces part of the old.
 
-    std = n sin(a pi/2) and mean = (1 - n) denoised + n cos(a pi/2) noise with n = sigma_next, so the
-    total noise at sigma_next is exactly n. `noise_level` a must lie in [0, 1].
+    std = n sin(a pi/2) and mean = (1 - n) denoised + n cos(a pi/2) noise with n = sigma_next, so
+    the total noise at sigma_next is exactly n. `noise_level` a must lie in [0, 1].
     """
     x, v = latents.float(), velocity.float()
     angle = noise_level * math.pi / 2
@@ -104,7 +104,7 @@ KERNELS: dict[str, Kernel] = {"ode": ode, "flow_sde": flow_sde, "cps": cps, "dan
 
 
 def log_prob(latents: Tensor, mean: Tensor, std: float) -> Tensor:
-    """Log-density of `latents` (B, ...) under N(mean, std^2), averaged over latent dimensions: (B,).
+    """Log-density (B,) of latents (B, ...) under N(mean, std^2), averaged over latent dimensions.
 
     Averaged, not summed: exp of a difference is the likelihood ratio to the power 1/D, and clip
     ranges are in these units (Flow-GRPO's convention).

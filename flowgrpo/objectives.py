@@ -24,11 +24,11 @@ def clipped(
     advantages: Tensor,
     clip_range: tuple[float, float],
 ) -> Loss:
-    """PPO's clipped surrogate with separate bounds (arXiv 1707.06347 eq. 7; DAPO, arXiv 2503.14476).
+    """PPO's clipped surrogate (arXiv 1707.06347 eq. 7) with separate bounds (arXiv 2503.14476).
 
     Args:
-        log_prob, old_log_prob: (B,) of one step under the current and the sampling weights, mean over
-            latent dimensions, so that `clip_range` is in units of the ratio to the power 1/D.
+        log_prob, old_log_prob: (B,) of one step under the current and the sampling weights, mean
+            over latent dimensions, so that `clip_range` is in units of the ratio to the power 1/D.
         advantages: (B,).
         clip_range: (low, high): the ratio counts between 1 - low and 1 + high.
 

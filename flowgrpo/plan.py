@@ -1,7 +1,7 @@
 """Who samples what: everything that follows from a config, as pure functions of the epoch.
 
-Groups, windows and seeds of an epoch do not depend on how the run got there, so a resumed run goes on
-exactly as if it had never stopped.
+Groups, windows and seeds of an epoch do not depend on how the run got there, so a resumed run goes
+on exactly as if it had never stopped.
 """
 
 from collections.abc import Sequence
@@ -83,26 +83,22 @@ class Plan:
     def describe(self) -> dict[str, str]:
         """Derived numbers by label, for people."""
         sampling, train = self.config.sampling, self.config.train
+        groups, group_size = sampling.groups_per_epoch, sampling.group_size
+        calls = groups * len(self.micro_batches)
         first, last = self.window_bounds
         sizes = " + ".join(str(len(batch)) for batch in self.micro_batches)
+        passes = train.epochs * groups / len(self.rows)
         return {
-            "images per epoch": f"{self.images_per_epoch} "
-            f"({sampling.groups_per_epoch} prompts x {sampling.group_size})",
+            "images per epoch": f"{self.images_per_epoch} ({groups} prompts x {group_size})",
             "micro-batches per group": f"{len(self.micro_batches)} ({sizes} images)",
-            "trained steps": f"{self.window_size} of {sampling.num_inference_steps}, within {first} to {last}",
-            "rollout denoiser steps per epoch": str(
-                sampling.groups_per_epoch * len(self.micro_batches) * sampling.num_inference_steps
-            ),
-            "replayed denoiser steps per epoch": str(
-                sampling.groups_per_epoch
-                * len(self.micro_batches)
-                * self.window_size
-                * train.passes
-            ),
-            "images per optimiser step": str(len(self.shares()[0]) * sampling.group_size),
-            "optimiser steps": f"{self.optimiser_steps} ({train.epochs} epochs x {train.updates_per_epoch})",
-            "passes over the prompts": f"{train.epochs * sampling.groups_per_epoch / len(self.rows):.1f} "
-            f"({len(self.rows)} prompts)",
+            "trained steps": f"{self.window_size} of {sampling.num_inference_steps}, "
+            f"within {first} to {last}",
+            "rollout steps per epoch": f"{calls * sampling.num_inference_steps}",
+            "replayed steps per epoch": f"{calls * self.window_size * train.passes}",
+            "images per optimiser step": f"{len(self.shares()[0]) * group_size}",
+            "optimiser steps": f"{self.optimiser_steps} "
+            f"({train.epochs} epochs x {train.updates_per_epoch})",
+            "passes over the prompts": f"{passes:.1f} ({len(self.rows)} prompts)",
         }
 
     def _group(self, epoch: int, index: int, position: int) -> Group:

@@ -1,7 +1,7 @@
 """The policy: a stock diffusers pipeline with a trainable LoRA on its denoiser.
 
-`rollout` samples with the pipeline and tapes what it did; `replay` plays the tape with gradients. The
-reference policy is the same pipeline with the adapter off.
+`rollout` samples with the pipeline and tapes what it did; `replay` plays the tape with gradients.
+The reference policy is the same pipeline with the adapter off.
 """
 
 import functools
@@ -56,7 +56,8 @@ class Policy:
         seed: of the LoRA's initial weights.
 
     Raises:
-        ValueError: the pipeline has no denoiser, its scheduler is not understood, or no target matches.
+        ValueError: the pipeline has no denoiser, its scheduler is not understood, or no target
+        matches.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Policy:
         window: range,
         noise: NoiseFunction,
     ) -> Rollout:
-        """Samples one image per seed of initial noise, stochastic in `window`, and tapes the run."""
+        """Samples one image per seed of initial noise, stochastic in `window`, on tape."""
         tape = Tape(
             kind=kind, noise_level=noise_level, window=window if noise_level > 0 else range(0)
         )
@@ -174,7 +175,8 @@ class Policy:
 def reference(policy: Policy) -> Iterator[None]:
     """Within the block the adapter is off: the policy is the base model.
 
-    Sets peft's switch on each layer itself: the public `enable_adapters` also changes requires_grad.
+    Sets peft's switch on each layer itself: the public `enable_adapters` also changes
+    requires_grad.
     """
     layers = [
         m for d in policy.denoisers.values() for m in d.modules() if isinstance(m, BaseTunerLayer)
@@ -227,7 +229,8 @@ def load_pipeline(path: str, dtype: torch.dtype, device: str | torch.device) -> 
     if (folder.exists() or looks_local) and not (folder / DiffusionPipeline.config_name).is_file():
         state = "that folder is no pipeline" if folder.exists() else "there is no such folder"
         raise ValueError(
-            f'model.path is "{path}", but {state}; give a folder written by a pipeline\'s save_pretrained, '
+            f'model.path is "{path}", but {state}; give a folder written by a pipeline\'s '
+            "save_pretrained, "
             "or a hub name."
         )
     absent = dict.fromkeys(absent_parts(path))
@@ -262,7 +265,8 @@ def find_denoisers(pipe: Any) -> dict[str, nn.Module]:
     }
     if not found:
         raise ValueError(
-            f"{type(pipe).__name__} has no denoiser that takes a LoRA; use a pipeline with load_lora_weights."
+            f"{type(pipe).__name__} has no denoiser that takes a LoRA; use a pipeline with "
+            "load_lora_weights."
         )
     return found
 
@@ -273,7 +277,8 @@ def _add_lora(module: Any, *, rank: int, alpha: int, targets: Sequence[str], see
     if not chosen:
         endings = sorted({name.rsplit(".", 1)[-1] for name in linears if not name[-1].isdigit()})
         raise ValueError(
-            f"train.lora.targets is {list(targets)}, but no linear layer of {type(module).__name__} ends so; "
+            f"train.lora.targets is {list(targets)}, but no linear layer of "
+            f"{type(module).__name__} ends so; "
             f"candidates: {', '.join(endings)}."
         )
     # Initial weights are a pure function of the seed, and the caller's generator stays untouched.
@@ -296,7 +301,7 @@ def _quiet(pipe: Any) -> Iterator[None]:
 
 
 def _memo_key(value: Any) -> Any:
-    """`value` as a hashable key; None where it holds tensors or pictures, which have no cheap identity."""
+    """`value` as a hashable key; None where it holds tensors or pictures."""
     if isinstance(value, (str, int, float, bool, torch.device, torch.dtype, type(None))):
         return (type(value), value)
     if isinstance(value, (list, tuple)):

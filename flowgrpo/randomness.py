@@ -1,8 +1,8 @@
 """Every random draw is a pure function of what it is for.
 
-A draw is named by a key such as ``(seed, epoch, group, sample, "noise", step)``; nothing reads or moves
-a global generator. Exact resume, the same samples on any number of processes, and one grid cell
-made again alone all follow from this.
+A draw is named by a key such as ``(seed, epoch, group, sample, "noise", step)``; nothing reads or
+moves a global generator. Exact resume, the same samples on any number of processes, and one grid
+cell made again alone all follow from this.
 """
 
 import hashlib

@@ -36,7 +36,8 @@ class RunFolder:
         holds_run = (self.path / "config.yaml").exists()
         if holds_run and not resume:
             raise ConfigError(
-                f"output_dir is {self.path}, but it holds another run; use --resume, or name another folder."
+                f"output_dir is {self.path}, but it holds another run; use --resume, or name "
+                "another folder."
             )
         if resume and not holds_run:
             raise ConfigError(
@@ -75,7 +76,7 @@ class RunFolder:
     def save_samples(
         self, epoch: int, groups: Sequence[tuple[str, list[Image.Image], list[float]]]
     ) -> None:
-        """A sheet of rollouts: noisy, few steps, as they were scored. Groups are (prompt, images, scores)."""
+        """A sheet of rollouts (noisy, few steps) as scored: groups of (prompt, images, scores)."""
         chosen = [(p, i[:SHEET_COLUMNS], s[:SHEET_COLUMNS]) for p, i, s in groups[:SHEET_ROWS]]
         sheet = draw_grid(
             [images for _, images, _ in chosen],
@@ -122,8 +123,8 @@ def paired_bootstrap(base: Tensor, tuned: Tensor, seed: int = 0) -> tuple[float,
     """95 % interval of the mean gain, resampling prompts.
 
     Args:
-        base, tuned: (prompts, seeds) scores with the same noise; a prompt's seeds stay together, since
-            they are not independent.
+        base, tuned: (prompts, seeds) scores with the same noise; a prompt's seeds stay together,
+            since they are not independent.
     """
     gains = (tuned - base).mean(dim=1)
     generator = torch.Generator().manual_seed(seed)
@@ -137,8 +138,8 @@ def summarise(
 ) -> dict[str, Any]:
     """Base against tuned, by prompt set; writes summary.json, curves.png and compare.png.
 
-    `reward`, `base` and `tuned` are about the headline reward; `scores` has every reward, with the gain
-    and its 95 % interval.
+    `reward`, `base` and `tuned` are about the headline reward; `scores` has every reward, with the
+    gain and its 95 % interval.
     """
     evaluations = folder.evaluations()
     base, tuned = evaluations[0], evaluations[epoch]

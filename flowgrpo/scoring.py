@@ -1,8 +1,9 @@
 """Rewards: find the functions that a config names, call them, and trust nothing they return.
 
-A reward is a plain callable ``reward(images, prompts, **columns) -> list[float]``. Two attributes are
-read where a function has them: ``validate(prompt, **row)`` raises ValueError for a data row that it
-cannot score, and ``overlap = True`` lets it run in a thread while the next images are sampled.
+A reward is a plain callable ``reward(images, prompts, **columns) -> list[float]``. Two attributes
+are read where a function has them: ``validate(prompt, **row)`` raises ValueError for a data row
+that it cannot score, and ``overlap = True`` lets it run in a thread while the next images are
+sampled.
 """
 
 import difflib
@@ -147,7 +148,8 @@ def validate_rows(rewards: Iterable[Reward], rows: Iterable[Row]) -> None:
             missing = [name for name in required if row.columns.get(name) is None]
             if missing:
                 raise ConfigError(
-                    f'{row.place} has no column "{missing[0]}", but reward "{reward.name}" needs it; add it.'
+                    f'{row.place} has no column "{missing[0]}", but reward "{reward.name}" '
+                    "needs it; add it."
                 )
             if validate is None:
                 continue
@@ -193,7 +195,8 @@ def refuse_constant(reward: Reward, rows: Sequence[Row], size: tuple[int, int]) 
     scores = reward(pictures, [rows[0]] * 3)
     if bool((scores == scores[0]).all()) and scores[0] != 0:
         raise RewardError(
-            f"{reward.name} is {scores[0]:g} for a black, a white and a noise image, but must depend on "
+            f"{reward.name} is {scores[0]:g} for a black, a white and a noise image, but must "
+            "depend on "
             "the image; check the function."
         )
 
@@ -205,18 +208,21 @@ def _checked(name: str, values: Any, prompts: Sequence[str]) -> Tensor:
         values = list(values)
     except TypeError:
         raise RewardError(
-            f"{name} returned a {type(values).__name__}, but must return a list of {len(prompts)} numbers."
+            f"{name} returned a {type(values).__name__}, but must return a list of "
+            f"{len(prompts)} numbers."
         ) from None
     if len(values) != len(prompts):
         raise RewardError(
-            f'{name} returned {len(values)} rewards for {len(prompts)} images (prompt "{prompts[0]}"); '
+            f"{name} returned {len(values)} rewards for {len(prompts)} images (prompt "
+            f'"{prompts[0]}"); '
             "return one an image."
         )
     numbers = [_number(value) for value in values]
     odd = [i for i, number in enumerate(numbers) if not math.isfinite(number)]
     if odd:
         raise RewardError(
-            f'{len(odd)} of {len(prompts)} rewards are not finite numbers ({name}, prompt "{prompts[odd[0]]}"); '
+            f"{len(odd)} of {len(prompts)} rewards are not finite numbers ({name}, prompt "
+            f'"{prompts[odd[0]]}"); '
             "a failed score must be an error of the reward."
         )
     return torch.tensor(numbers, dtype=torch.float64)
@@ -233,7 +239,8 @@ def _module_from_file(path: Path) -> Any:
     if not path.is_file():
         raise ConfigError(f"reward file is {path}, but there is no such file; correct the path.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -1,12 +1,13 @@
 """The seams: record a stock pipeline's denoising loop, and play it again with gradients.
 
-The pipeline is the policy and stays as it is. For the duration of one call two methods are replaced on
-its *instances*, the scheduler's `step` and each denoiser's `forward`, and put back afterwards:
+The pipeline is the policy and stays as it is. For the duration of one call two methods are replaced
+on its *instances*, the scheduler's `step` and each denoiser's `forward`, and put back afterwards:
 
 - recording: outside the stochastic window the scheduler's own step decides (bit-equal to the stock
   pipeline); inside it, one Gaussian step is drawn and written down. Denoiser outputs are kept.
-- playing: the whole loop runs again on the taped latents. In the window the denoiser really runs, with
-  gradients, and the Gaussian of that step goes to the caller; elsewhere the taped output stands in.
+- playing: the whole loop runs again on the taped latents. In the window the denoiser really runs,
+  with gradients, and the Gaussian of that step goes to the caller; elsewhere the taped output
+  stands in.
   The call is left after the last window step, since nothing later is trained.
 
 So guidance, embeddings, packing and loop counters are the pipeline's own code in training too.
@@ -31,7 +32,7 @@ NoiseFunction = Callable[[int, int, torch.Size], Tensor]
 """(step, stream, shape of the latents) -> standard normal noise, float32."""
 
 StepFunction = Callable[["Step", Gaussian], None]
-"""Called in play for each window step with the taped step and the Gaussian of the current weights."""
+"""Called in play for each window step, with the taped step and the current weights' Gaussian."""
 
 
 @dataclass(kw_only=True)
@@ -144,9 +145,9 @@ def play(
 ) -> Iterator[None]:
     """Within the block, a call of `pipe` plays `tape` and hands every window step to `on_step`.
 
-    With `gradients`, autograd is on from a window step's first denoiser call to its scheduler step, also
-    under the `no_grad` of the pipeline's own call. `on_step` may run backward: each step starts from
-    taped latents, so its graph is its own.
+    With `gradients`, autograd is on from a window step's first denoiser call to its scheduler step,
+    also under the `no_grad` of the pipeline's own call. `on_step` may run backward: each step
+    starts from taped latents, so its graph is its own.
 
     Raises:
         ReplayError: the schedule or the latents differ from the tape.
@@ -162,7 +163,8 @@ def play(
         if position >= len(kept):
             raise ReplayError(
                 f"{name} is called {position + 1} times in step {clock.iteration}, but "
-                f"{len(kept)} times in the rollout; the loop must not depend on anything but its inputs."
+                f"{len(kept)} times in the rollout; the loop must not depend on anything but "
+                "its inputs."
             )
         if kept[position] is not None:
             return _copy(kept[position])
@@ -290,7 +292,8 @@ def check_scheduler(scheduler: Any) -> None:
     """Refuses a scheduler whose steps the kernels do not describe.
 
     Raises:
-        ValueError: the scheduler is not a flow-matching one (sigma from 1 to 0, velocity prediction).
+        ValueError: the scheduler is not a flow-matching one (sigma from 1 to 0, velocity
+        prediction).
     """
     flow = not hasattr(scheduler, "alphas_cumprod") or scheduler.config.get(
         "use_flow_sigmas", False
@@ -298,8 +301,8 @@ def check_scheduler(scheduler: Any) -> None:
     inverted = scheduler.config.get("invert_sigmas", False)
     if not flow or inverted or not hasattr(scheduler, "sigmas"):
         raise ValueError(
-            f"scheduler is {type(scheduler).__name__}, but its steps are not flow-matching steps from "
-            "sigma 1 to 0; use a pipeline with a flow-matching scheduler."
+            f"scheduler is {type(scheduler).__name__}, but its steps are not flow-matching "
+            "steps from sigma 1 to 0; use a pipeline with a flow-matching scheduler."
         )
 
 
@@ -307,13 +310,16 @@ def _check_replay(pipe: Any, taped: Step, position: dict[str, float], sample: Te
     now = (position["sigma"], position["sigma_next"], position["timestep"])
     if now != taped.schedule:
         raise ReplayError(
-            f"{type(pipe).__name__} step {taped.index} has (sigma, next sigma, timestep) {now}, but its "
-            f"rollout had {taped.schedule}; the schedule must not change between rollout and replay."
+            f"{type(pipe).__name__} step {taped.index} has (sigma, next sigma, timestep) "
+            f"{now}, but its "
+            f"rollout had {taped.schedule}; the schedule must not change between rollout and "
+            "replay."
         )
     if not torch.equal(sample, taped.latents):
         difference = (sample.float() - taped.latents.float()).abs().max().item()
         raise ReplayError(
-            f"{type(pipe).__name__} step {taped.index} starts {difference:.1e} away from its rollout's "
+            f"{type(pipe).__name__} step {taped.index} starts {difference:.1e} away from its "
+            "rollout's "
             "latents; the loop must not draw random numbers of its own."
         )
 

@@ -1,8 +1,8 @@
 """The algorithm: sample groups, score them, turn scores into advantages, replay and update.
 
-Read `GRPOTrainer.train`. Differences from the textbook: the policy is a stock pipeline that is played
-back instead of re-implemented (see `tape`), a log-prob is the mean over latent dimensions, gradients are
-exact sums over (image, step) divided by the update's count, whatever the micro-batch.
+Read `GRPOTrainer.train`. Differences from the textbook: the policy is a stock pipeline that is
+played back instead of re-implemented (see `tape`), a log-prob is the mean over latent dimensions,
+gradients are exact sums over (image, step) divided by the update's count, whatever the micro-batch.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ from flowgrpo.tape import ReplayError, Step
 
 @dataclass(kw_only=True)
 class Sampled:
-    """One group after sampling: its rollouts in order, and its rewards by name, each (K,) float64."""
+    """One group after sampling: rollouts in order, and rewards (K,) float64 by name."""
 
     group: Group
     rollouts: list[Rollout]
@@ -61,7 +61,7 @@ class State:
 
 @dataclass(kw_only=True)
 class Tally:
-    """Sums over the (image, step) pairs of one epoch; tensors, so that nothing waits for a device."""
+    """Sums over the (image, step) pairs of an epoch, as tensors: nothing waits for a device."""
 
     sums: dict[str, Tensor] = field(default_factory=dict)
     count: int = 0
@@ -81,8 +81,8 @@ class GRPOTrainer:
 
     Args:
         model: a pipeline object, a folder, or a hub name; default: `args.model.path`.
-        reward_funcs: a callable ``(images, prompts, **columns) -> list[float]``, a name as in a config,
-            or a list of these; default: `args.rewards`.
+        reward_funcs: a callable ``(images, prompts, **columns) -> list[float]``, a name as in a
+            config, or a list of these; default: `args.rewards`.
         train_dataset: a list of prompts, a file, or a `datasets.Dataset` with a `prompt` column;
             default: `args.prompts.train`.
         eval_dataset: the same, held out; default: `args.prompts.test`.
@@ -113,8 +113,9 @@ class GRPOTrainer:
             raise ConfigError("rewards is empty, but training needs one; add `reward: ocr`, say.")
         if config.sampling.kind == "ode" or config.sampling.noise_level == 0:
             raise ConfigError(
-                f"sampling.kind is {config.sampling.kind} with noise_level {config.sampling.noise_level}, but "
-                "training needs random steps; use flow_sde with 0.7, say."
+                f"sampling.kind is {config.sampling.kind} with noise_level "
+                f"{config.sampling.noise_level}, but training needs random steps; "
+                "use flow_sde with 0.7, say."
             )
         self.rows = load_prompts(_given(train_dataset, config.prompts.train, "prompts.train"))
         source = config.prompts.test if eval_dataset is None else eval_dataset
@@ -152,7 +153,7 @@ class GRPOTrainer:
             checkpoint.load_newest(self.folder.checkpoints, self)
 
     def train(self) -> dict[str, Any]:
-        """Runs what is left of `train.epochs` and returns the summary, as written to summary.json."""
+        """Runs what is left of `train.epochs`; returns the summary, as in summary.json."""
         config, state = self.config, self.state
         self.folder.begin(config, state.epoch)
         if state.epoch == 0:
@@ -306,8 +307,9 @@ class GRPOTrainer:
         allowed = min(self.config.train.clip_range) / 10
         if deviation > allowed:
             raise ReplayError(
-                f"{type(self.policy.pipe).__name__} replays {deviation:.1e} away from its rollout before any update "
-                f"(allowed {allowed:.1e}); an option in sampling.call may depend on more than its inputs."
+                f"{type(self.policy.pipe).__name__} replays {deviation:.1e} away from its "
+                f"rollout before any update (allowed {allowed:.1e}); an option in sampling.call may "
+                "depend on more than its inputs."
             )
 
     def _evaluate(self) -> None:
@@ -329,7 +331,7 @@ class GRPOTrainer:
         with weights(self.policy, self.state.average):
             checkpoint.save_result(self.folder.lora, self.policy, self.config)
         headline = [*self.held_out, *self.rewards][0].name
-        summary = report.summarise(
+        return report.summarise(
             self.folder,
             headline,
             self.state.epoch,
@@ -339,7 +341,6 @@ class GRPOTrainer:
                 **self._passes(),
             },
         )
-        return summary
 
     def _save_samples(self, samples: Sequence[Sampled], totals: Sequence[Tensor]) -> None:
         self.folder.save_samples(

@@ -1,6 +1,7 @@
 """Each kernel is the Gaussian that its paper states, checked against independent derivations."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -87,7 +88,7 @@ def test_many_small_steps_reach_the_data_distribution(kind):
     mu, spread = 1.0, 0.5
     sigmas = torch.linspace(1, 0, 401, dtype=torch.float64).tolist()
     x = torch.randn(20_000, 1, generator=generator)
-    for s, n in zip(sigmas[:-1], sigmas[1:], strict=True):
+    for s, n in pairwise(sigmas):
         variance = (1 - s) ** 2 * spread**2 + s**2
         residual = (x - (1 - s) * mu) / variance
         denoised = mu + (1 - s) * spread**2 * residual
@@ -109,7 +110,7 @@ def test_many_small_steps_reach_the_data_distribution(kind):
 def test_every_stochastic_step_has_a_finite_positive_std(kind, shift, steps):
     sigmas = schedule(steps, shift)
     x, v = inputs()
-    for s, n in zip(sigmas[:-2], sigmas[1:-1], strict=True):
+    for s, n in pairwise(sigmas[:-1]):
         mean, std = KERNELS[kind](x, v, s, n, sigmas[1], 0.7)
         assert 0 < std < 10
         assert mean.isfinite().all()
