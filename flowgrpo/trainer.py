@@ -308,8 +308,8 @@ class GRPOTrainer:
         if deviation > allowed:
             raise ReplayError(
                 f"{type(self.policy.pipe).__name__} replays {deviation:.1e} away from its "
-                f"rollout before any update (allowed {allowed:.1e}); an option in sampling.call may "
-                "depend on more than its inputs."
+                f"rollout before any update (allowed {allowed:.1e}); an option in "
+                "sampling.call may depend on more than its inputs."
             )
 
     def _evaluate(self) -> None:
