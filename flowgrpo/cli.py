@@ -40,6 +40,8 @@ def train(
 ) -> None:
     """Train a LoRA on a pipeline with the rewards of CONFIG; everything goes to its output_dir."""
     settings = load_config(config, overrides)
+    if (processes := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        raise ValueError(f"WORLD_SIZE is {processes}, but a run is one process so far; launch one.")
     _print_plan(settings)
     from flowgrpo.trainer import GRPOTrainer
 

@@ -234,7 +234,7 @@ def load_pipeline(path: str, dtype: torch.dtype, device: str | torch.device) -> 
             "or a hub name."
         )
     absent = dict.fromkeys(absent_parts(path))
-    return DiffusionPipeline.from_pretrained(path, torch_dtype=dtype, **absent).to(device)
+    return DiffusionPipeline.from_pretrained(path, dtype=dtype, **absent).to(device)
 
 
 def absent_parts(path: str | None) -> list[str]:

@@ -13,6 +13,7 @@ import importlib.util
 import inspect
 import math
 import pkgutil
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -54,7 +55,16 @@ class Reward:
         prompts = [row.prompt for row in rows]
         names = sorted({name for row in rows for name in row.columns})
         columns = {name: [row.columns.get(name) for row in rows] for name in names}
-        values = self.function(images=list(images), prompts=prompts, **columns)
+        try:
+            values = self.function(images=list(images), prompts=prompts, **columns)
+        except (ImportError, RewardError):
+            raise
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            raise RewardError(
+                f'{self.name} failed on prompt "{prompts[0]}" ({type(error).__name__}: {error}, '
+                f"{frame.filename} line {frame.lineno}); correct the function."
+            ) from error
         return _checked(self.name, values, prompts)
 
 
@@ -181,10 +191,13 @@ class Scorer:
         return done
 
 
-def refuse_constant(reward: Reward, rows: Sequence[Row], size: tuple[int, int]) -> None:
+def refuse_constant(reward: Reward, row: Row, size: tuple[int, int] = (64, 64)) -> None:
     """Stops before training where a reward cannot tell black, white and noise apart.
 
-    Scored with one row; a reward of text legitimately gives 0 to all three, so equal zeros pass.
+    A reward of text rightly gives 0 to all three, so equal zeros pass.
+
+    Raises:
+        RewardError: the three scores are one number other than 0.
     """
     noise = torch.randint(0, 256, (size[1], size[0], 3), generator=torch.Generator().manual_seed(0))
     pictures = [
@@ -192,7 +205,7 @@ def refuse_constant(reward: Reward, rows: Sequence[Row], size: tuple[int, int]) 
         Image.new("RGB", size, "white"),
         Image.fromarray(noise.to(torch.uint8).numpy()),
     ]
-    scores = reward(pictures, [rows[0]] * 3)
+    scores = reward(pictures, [row] * 3)
     if bool((scores == scores[0]).all()) and scores[0] != 0:
         raise RewardError(
             f"{reward.name} is {scores[0]:g} for a black, a white and a noise image, but must "

@@ -32,7 +32,7 @@ from flowgrpo.policy import (
 )
 from flowgrpo.prompts import PromptSource, load_prompts
 from flowgrpo.randomness import normal, seed_for
-from flowgrpo.scoring import Scorer, as_rewards, load_rewards, validate_rows
+from flowgrpo.scoring import Scorer, as_rewards, load_rewards, refuse_constant, validate_rows
 from flowgrpo.tape import ReplayError, Step
 
 
@@ -104,7 +104,8 @@ class GRPOTrainer:
         args: GRPOConfig | None = None,
         resume: bool = False,
     ):
-        self.config = config = args or GRPOConfig()
+        args = args or GRPOConfig()
+        self.config = config = with_sources(args, model, train_dataset, eval_dataset)
         self.rewards = as_rewards(reward_funcs) if reward_funcs else load_rewards(config.rewards)
         self.held_out = (
             as_rewards(held_out_funcs) if held_out_funcs else load_rewards(config.held_out)
@@ -125,13 +126,12 @@ class GRPOTrainer:
         self.folder = report.RunFolder(Path(config.output_dir))
         self.folder.refuse_other_run(resume)
 
-        source = _given(model, config.model.path, "model.path")
-        self.device = _device(config.model.device)
-        pipe = (
-            source
-            if isinstance(source, DiffusionPipeline)
-            else load_pipeline(str(source), getattr(torch, config.model.dtype), self.device)
-        )
+        if isinstance(model, DiffusionPipeline):
+            pipe, self.device = model, model.device
+        else:
+            path = _given(None, config.model.path, "model.path")
+            self.device = _device(config.model.device)
+            pipe = load_pipeline(path, getattr(torch, config.model.dtype), self.device)
         lora = config.train.lora
         self.policy = Policy(
             pipe,
@@ -157,6 +157,8 @@ class GRPOTrainer:
         config, state = self.config, self.state
         self.folder.begin(config, state.epoch)
         if state.epoch == 0:
+            for reward in self.rewards:
+                refuse_constant(reward, self.rows[0])
             self._evaluate()
         for epoch in tqdm(range(state.epoch, config.train.epochs), "epochs", disable=None):
             clock = report.Clock()
@@ -359,6 +361,21 @@ class GRPOTrainer:
 
     def _weights(self) -> dict[str, Tensor]:
         return {name: p.detach().clone() for name, p in self.policy.parameters.items()}
+
+
+def with_sources(
+    config: GRPOConfig, model: Any, train_dataset: Any, eval_dataset: Any
+) -> GRPOConfig:
+    """The config with the paths that were given as arguments, so that the run folder names them."""
+    data = config.model_dump()
+    for section, key, value in (
+        ("model", "path", model),
+        ("prompts", "train", train_dataset),
+        ("prompts", "test", eval_dataset),
+    ):
+        if isinstance(value, (str, Path)):
+            data[section][key] = str(value)
+    return GRPOConfig.model_validate(data)
 
 
 def _given(argument: Any, setting: Any, name: str) -> Any:

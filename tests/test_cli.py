@@ -143,9 +143,8 @@ def test_a_folder_with_another_run_is_refused(world, finished, monkeypatch, caps
 def test_a_reward_that_returns_the_wrong_count_stops_by_name(world, monkeypatch, capsys, tmp_path):
     (tmp_path / "bad.py").write_text("def bad(images, prompts, **columns):\n    return [1.0]\n")
     overrides = [f"output_dir={tmp_path}/run", f"reward={tmp_path}/bad.py:bad"]
-    overrides.append("evaluation.seeds=2")
     assert run(monkeypatch, "train", world / "config.yaml", *overrides) == 1
-    assert 'bad returned 1 rewards for 2 images (prompt "a cat")' in capsys.readouterr().err
+    assert 'bad returned 1 rewards for 3 images (prompt "a cat")' in capsys.readouterr().err
 
 
 def test_a_missing_config_and_a_missing_run_are_sentences(monkeypatch, capsys):

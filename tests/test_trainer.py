@@ -142,12 +142,12 @@ def test_without_kl_weight_no_reference_forward_is_made(tmp_path):
 
 
 def test_tied_groups_are_counted_and_not_replayed(tmp_path):
-    def constant_for_cats(images, prompts, **columns):
-        return [0.5 if p == "a cat" else r for p, r in zip(prompts, redness(images, prompts))]  # noqa: B905
+    def constant_for_dogs(images, prompts, **columns):
+        return [0.5 if p == "a dog" else r for p, r in zip(prompts, redness(images, prompts))]  # noqa: B905
 
     run = trainer(
         tmp_path / "run",
-        reward=constant_for_cats,
+        reward=constant_for_dogs,
         sampling={"groups_per_epoch": 5},
         train={"epochs": 1, "updates_per_epoch": 1},
     )
@@ -185,7 +185,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
 
     def killing(images, prompts, **columns):
         calls.append(1)
-        if len(calls) == 16:  # in the middle of epoch 3
+        if len(calls) == 18:  # in the middle of epoch 3
             raise Killed
         return redness(images, prompts)
 
@@ -282,6 +282,30 @@ def test_a_reward_that_misbehaves_stops_the_run_by_name(tmp_path, values, messag
         run._sample(run.plan.groups(0))
 
 
+def test_a_reward_that_raises_is_named_with_its_place(tmp_path):
+    def broken(images, prompts, **columns):
+        return [1 / 0 for _ in images]
+
+    with pytest.raises(RewardError, match=r'broken failed on prompt "a cat" \(ZeroDivisionError'):
+        trainer(tmp_path / "run", reward=broken).train()
+
+
+def test_a_reward_that_does_not_look_at_the_image_is_refused(tmp_path):
+    def constant(images, prompts, **columns):
+        return [0.5] * len(images)
+
+    with pytest.raises(RewardError, match="constant is 0.5 for a black, a white and a noise image"):
+        trainer(tmp_path / "run", reward=constant).train()
+
+
+def test_paths_given_as_arguments_are_in_the_run_folders_config(tmp_path):
+    build("sd3").save_pretrained(tmp_path / "model")
+    args = settings(tmp_path / "run", train={"epochs": 0})
+    run = GRPOTrainer(str(tmp_path / "model"), redness, PROMPTS, args=args)
+    run.train()
+    assert f"path: {tmp_path}/model" in (tmp_path / "run" / "config.yaml").read_text()
+
+
 def test_scores_join_their_images_when_scoring_is_slow_and_overlaps(tmp_path):
     def slow(images, prompts, **columns):
         time.sleep(0.02)
@@ -307,7 +331,7 @@ def test_columns_reach_the_reward_as_lists(tmp_path):
     GRPOTrainer(
         build("sd3"), watching, data, args=settings(tmp_path / "run", train={"epochs": 0})
     ).train()
-    assert seen[0] == (["a cat"], ["CAT"], ["level"])
+    assert seen[-1] == (["a cat"], ["CAT"], ["level"])
 
 
 def test_a_missing_column_is_refused_before_the_model_loads(tmp_path):
