@@ -2,10 +2,11 @@
 
     python scripts/gradient_signal.py CONFIG [--images 512] [--base override]... SETTING...
 
-Each SETTING is a comma-separated list of overrides, e.g. "sampling.noise_level=0.5,sampling.window.size=1".
-With the weights that the policy starts from, the gradient of many groups is computed in chunks. The
-chunks' mean scalar product estimates the squared length of the true gradient, the rest of their squared
-length is noise. Printed is the number of images whose mean gradient has as much signal as noise, and the
+Each SETTING is a comma-separated list of overrides, e.g.
+"sampling.noise_level=0.5,sampling.window.size=1". With the weights that the policy starts from, the
+gradient of many groups is computed in chunks. The chunks' mean scalar product estimates the squared
+length of the true gradient, the rest of their squared length is noise. Printed is the number of
+images whose mean gradient has as much signal as noise, and the
 seconds that this takes: the lower, the faster a run can learn.
 """
 
@@ -37,7 +38,9 @@ def main(
     for setting in settings:
         overrides = [*(base or []), *(part for part in setting.split(",") if "=" in part)]
         with tempfile.TemporaryDirectory() as folder:
-            args = load_config(config, [*overrides, f"output_dir={folder}/run", "train.updates_per_epoch=1"])
+            args = load_config(
+                config, [*overrides, f"output_dir={folder}/run", "train.updates_per_epoch=1"]
+            )
             run = GRPOTrainer(args=args)
         groups = max(4, images // args.sampling.group_size)
         started = time.perf_counter()
@@ -60,7 +63,9 @@ def main(
         number = len(stack)
         signal = (products.sum() - products.trace()) / (number * (number - 1))
         noise = products.trace() / number - signal
-        needed = float(noise / signal) * chunk * args.sampling.group_size if signal > 0 else float("inf")
+        needed = (
+            float(noise / signal) * chunk * args.sampling.group_size if signal > 0 else float("inf")
+        )
         total = torch.stack([g for group in rewards.values() for g in group])
         print(
             f"{total.mean():7.3f} {total.std(dim=1).mean():7.3f} {needed:8.0f} "

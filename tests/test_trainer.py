@@ -178,7 +178,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     straight = trainer(tmp_path / "straight", **options)
     straight.train()
 
-    class Killed(Exception):
+    class Killed(BaseException):
         pass
 
     calls = []

@@ -1,0 +1,90 @@
+"""Where the time of an epoch goes: python scripts/benchmark.py [CONFIG] [section.key=value ...].
+
+Runs a few epochs with stop-watches on the denoiser (forward and backward), the VAE, the text
+encoders and the rewards; what is left is the trainer and the pipeline's own glue. Rewards run
+inline here, so that no second counts twice.
+"""
+
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flowgrpo.cli import main as _  # noqa: F401  sets the wait policy before torch is imported
+from flowgrpo.config import load_config
+
+
+class StopWatches:
+    """Seconds by name; a call inside a timed call belongs to the outer one."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._running = False
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with self(name):
+                return function(*args, **kwargs)
+
+        return wrapper
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        if self._running:
+            yield
+            return
+        self._running, start = True, time.perf_counter()
+        try:
+            yield
+        finally:
+            self._running = False
+            self.seconds[name] += time.perf_counter() - start
+
+
+def main(
+    config: Annotated[Path, typer.Argument()] = Path("configs/tiny_ocr.yaml"),
+    overrides: Annotated[list[str] | None, typer.Argument()] = None,
+    epochs: Annotated[int, typer.Option()] = 3,
+) -> None:
+    """Print the share of an epoch that each part takes."""
+    import torch
+
+    from flowgrpo import trainer
+    from flowgrpo.policy import modules_of
+    from flowgrpo.scoring import Reward
+
+    watches = StopWatches()
+    with tempfile.TemporaryDirectory() as folder:
+        fixed = [f"output_dir={folder}/run", f"train.epochs={epochs}", "evaluation.max_prompts=1"]
+        run = trainer.GRPOTrainer(args=load_config(config, [*(overrides or []), *fixed]))
+        run.rewards = [
+            Reward(name=r.name, function=watches.timed("rewards", r.function), weight=r.weight)
+            for r in run.rewards
+        ]
+        for name, module in modules_of(run.policy.pipe).items():
+            part = (
+                "denoiser" if name in run.policy.denoisers else "vae" if name == "vae" else "text"
+            )
+            module.forward = watches.timed(part, module.forward)  # type: ignore[method-assign]
+        run.policy.pipe.vae.decode = watches.timed("vae", run.policy.pipe.vae.decode)
+        torch.Tensor.backward = watches.timed(  # type: ignore[method-assign]
+            "denoiser backward", torch.Tensor.backward
+        )
+        run._evaluate = lambda: None  # type: ignore[method-assign]
+        trainer.refuse_constant = lambda *_: None
+        run._finish = lambda: {}  # type: ignore[method-assign]
+        watches.seconds.clear()
+        run.train()
+        total = run.state.seconds
+    for name, seconds in sorted(watches.seconds.items(), key=lambda item: -item[1]):
+        print(f"{name:20}{seconds / total:7.1%}")
+    print(f"{'everything else':20}{1 - sum(watches.seconds.values()) / total:7.1%}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
