@@ -14,10 +14,8 @@ TINY = {
     "call": {"height": 16, "width": 16, "max_sequence_length": 8},
     "sampling": {"group_size": 3, "groups_per_epoch": 2, "micro_batch_size": 2},
 }
-STAND_INS = {
-    "sd35_medium_ocr": ("sd3", []),
-    "flux1_dev_clip": ("flux", [{"reward": "clip", "params": {"model": str(ROOT / "assets/tiny-clip")}}]),
-}
+TINY_CLIP = {"reward": "clip", "params": {"model": str(ROOT / "assets/tiny-clip")}}
+STAND_INS = {"sd35_medium_ocr": ("sd3", []), "flux1_dev_clip": ("flux", [TINY_CLIP])}
 
 
 @pytest.mark.parametrize("name", STAND_INS)
