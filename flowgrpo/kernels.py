@@ -30,6 +30,11 @@ class Gaussian(NamedTuple):
 Kernel = Callable[[Tensor, Tensor, float, float, float, float], Gaussian]
 
 
+def ends(latents: Tensor, velocity: Tensor, sigma: float) -> tuple[Tensor, Tensor]:
+    """`denoised` and `noise`, the two ends of the path through `latents`; each of their shape."""
+    return latents - sigma * velocity, latents + (1 - sigma) * velocity
+
+
 def ode(
     latents: Tensor,
     velocity: Tensor,
@@ -53,11 +58,11 @@ def flow_sde(
     """Euler-Maruyama step of Flow-GRPO's SDE (arXiv 2505.05470, eq. 9), g = a sqrt(s / (1 - s)).
 
     g is infinite at sigma = 1, so there the schedule's second sigma stands in its denominator,
-    as in the authors' code.
+    as in the authors' code; also just below 1, where some solvers' schedules start.
     """
     x, v = latents.float(), velocity.float()
     dt = sigma_next - sigma
-    g_squared = noise_level**2 * sigma / (1 - (sigma_second if sigma >= 1 else sigma))
+    g_squared = noise_level**2 * sigma / (1 - (sigma_second if sigma > 0.999 else sigma))
     drift = g_squared / (2 * sigma)
     mean = x * (1 + drift * dt) + v * (1 + drift * (1 - sigma)) * dt
     return Gaussian(mean, math.sqrt(-g_squared * dt))
@@ -74,7 +79,7 @@ def dance_sde(
     """Euler-Maruyama step of DanceGRPO's SDE with constant diffusion (arXiv 2505.07818)."""
     x, v = latents.float(), velocity.float()
     dt = sigma_next - sigma
-    denoised = x - sigma * v
+    denoised, _ = ends(x, v, sigma)
     score = -(x - (1 - sigma) * denoised) / sigma**2
     mean = x + v * dt - noise_level**2 / 2 * score * dt
     return Gaussian(mean, noise_level * math.sqrt(-dt))
@@ -95,7 +100,7 @@ def cps(
     """
     x, v = latents.float(), velocity.float()
     angle = noise_level * math.pi / 2
-    denoised, noise = x - sigma * v, x + (1 - sigma) * v
+    denoised, noise = ends(x, v, sigma)
     mean = (1 - sigma_next) * denoised + sigma_next * math.cos(angle) * noise
     return Gaussian(mean, sigma_next * math.sin(angle))
 

@@ -41,6 +41,8 @@ class Step:
 
     index: int
     """Iteration of the loop, from 0."""
+    stream: int
+    """Which latents, where a pipeline steps several together; 0 for its own scheduler's."""
     sigma: float
     sigma_next: float
     timestep: float
@@ -100,9 +102,11 @@ def record(
         tape.recorded_forwards += 1
         if tape.window:
             kept = tape.outputs.setdefault((name, clock.iteration), [])
-            # A window step runs again in play, and so do calls that hand out caches.
+            # A window step runs again in play, and so do calls that hand out caches. What comes
+            # after the window is never played.
             rerun = clock.iteration in tape.window or not _is_plain(output)
-            kept.append(None if rerun else _copy(output))
+            over = clock.iteration > max(tape.window)
+            kept.append(None if rerun or over else _copy(output))
         return output
 
     def step(
@@ -114,9 +118,14 @@ def record(
             return result
         position = _schedule_position(scheduler, timestep)
         taped = Step(
-            index=index, **position, latents=sample.clone(), next_latents=_previous_sample(result)
+            index=index,
+            stream=stream,
+            **position,
+            latents=sample.clone(),
+            next_latents=_previous_sample(result),
         )
         if index in tape.window:
+            _check_stochastic(taped)
             gaussian = _gaussian(tape, taped, scheduler, model_output)
             drawn = gaussian.mean + gaussian.std * noise(index, stream, sample.shape).to(
                 sample.device
@@ -132,6 +141,11 @@ def record(
 
     with _installed(pipe.scheduler, denoisers, step, forward):
         yield
+    if missed := set(tape.window) - {index for index, _ in tape.steps}:
+        raise ValueError(
+            f"step {min(missed)} is in the window, but the loop of {type(pipe).__name__} has "
+            f"{clock.iteration} steps; use an earlier window."
+        )
 
 
 @contextmanager
@@ -162,9 +176,8 @@ def play(
         kept = tape.outputs.get(key, [])
         if position >= len(kept):
             raise ReplayError(
-                f"{name} is called {position + 1} times in step {clock.iteration}, but "
-                f"{len(kept)} times in the rollout; the loop must not depend on anything but "
-                "its inputs."
+                f"{name} is called {position + 1} times in step {clock.iteration}, but {len(kept)} "
+                "times in the rollout; the loop must not depend on anything but its inputs."
             )
         if kept[position] is not None:
             return _copy(kept[position])
@@ -261,12 +274,13 @@ def _installed(
 @contextmanager
 def swapped(owner: Any, attribute: str, value: Any) -> Iterator[None]:
     """Within the block `owner.attribute` is `value`; afterwards the instance is as it was."""
-    before = vars(owner).get(attribute)
+    absent = object()
+    before = vars(owner).get(attribute, absent)
     setattr(owner, attribute, value)
     try:
         yield
     finally:
-        if before is None:
+        if before is absent:
             delattr(owner, attribute)
         else:
             setattr(owner, attribute, before)
@@ -292,35 +306,43 @@ def check_scheduler(scheduler: Any) -> None:
     """Refuses a scheduler whose steps the kernels do not describe.
 
     Raises:
-        ValueError: the scheduler is not a flow-matching one (sigma from 1 to 0, velocity
-        prediction).
+        ValueError: it is no first-order flow-matching scheduler from sigma 1 to 0 that predicts
+            velocity, or it draws noise of its own.
     """
-    flow = not hasattr(scheduler, "alphas_cumprod") or scheduler.config.get(
-        "use_flow_sigmas", False
-    )
-    inverted = scheduler.config.get("invert_sigmas", False)
-    if not flow or inverted or not hasattr(scheduler, "sigmas"):
+    config = scheduler.config
+    velocity = config.get("prediction_type", "flow_prediction") == "flow_prediction"
+    flow = not hasattr(scheduler, "alphas_cumprod") or config.get("use_flow_sigmas", False)
+    odd = [name for name in ("invert_sigmas", "stochastic_sampling") if config.get(name, False)]
+    first_order = getattr(scheduler, "order", 1) == 1
+    if not (velocity and flow and first_order and hasattr(scheduler, "sigmas")) or odd:
         raise ValueError(
-            f"scheduler is {type(scheduler).__name__}, but its steps are not flow-matching "
-            "steps from sigma 1 to 0; use a pipeline with a flow-matching scheduler."
+            f"scheduler is {type(scheduler).__name__}{''.join(f' with {name}' for name in odd)}, but "
+            "must be a first-order flow-matching one from sigma 1 to 0; use a pipeline that has one."
+        )
+
+
+def _check_stochastic(step: Step) -> None:
+    if not 0 < step.sigma_next < step.sigma <= 1:
+        raise ValueError(
+            f"step {step.index} goes from sigma {step.sigma:.4g} to {step.sigma_next:.4g}, but a "
+            "stochastic step must fall within (0, 1] and the last step is always deterministic; "
+            "use an earlier window or another scheduler."
         )
 
 
 def _check_replay(pipe: Any, taped: Step, position: dict[str, float], sample: Tensor) -> None:
     now = (position["sigma"], position["sigma_next"], position["timestep"])
+    where = f"{type(pipe).__name__} step {taped.index}"
     if now != taped.schedule:
         raise ReplayError(
-            f"{type(pipe).__name__} step {taped.index} has (sigma, next sigma, timestep) "
-            f"{now}, but its "
-            f"rollout had {taped.schedule}; the schedule must not change between rollout and "
-            "replay."
+            f"{where} has (sigma, next sigma, timestep) {now}, but its rollout had "
+            f"{taped.schedule}; the schedule must not change between rollout and replay."
         )
     if not torch.equal(sample, taped.latents):
         difference = (sample.float() - taped.latents.float()).abs().max().item()
         raise ReplayError(
-            f"{type(pipe).__name__} step {taped.index} starts {difference:.1e} away from its "
-            "rollout's "
-            "latents; the loop must not draw random numbers of its own."
+            f"{where} starts {difference:.1e} away from its rollout's latents; the loop must not "
+            "draw random numbers of its own."
         )
 
 

@@ -2,12 +2,19 @@
 
 import pytest
 import torch
+from diffusers import (
+    DDIMScheduler,
+    EDMEulerScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    FlowMatchHeunDiscreteScheduler,
+    UniPCMultistepScheduler,
+)
 from tiny_pipelines import CALL, FAMILIES, build
 
 from flowgrpo.kernels import log_prob
 from flowgrpo.policy import Policy
 from flowgrpo.randomness import normal
-from flowgrpo.tape import ReplayError
+from flowgrpo.tape import ReplayError, swapped
 
 DTYPES = [torch.float32, torch.bfloat16]
 GUIDANCE = [1.0, 1.5, 4.5]
@@ -141,6 +148,61 @@ def test_tampered_latents_are_an_error_at_replay():
     rollout.tape.steps[1, 0].next_latents += 1e-4
     with pytest.raises(ReplayError, match="step 2 starts"):
         policy.replay(rollout, lambda step, gaussian: None)
+
+
+@pytest.mark.parametrize(
+    ("window", "message"),
+    [
+        (range(3, 5), "step 4 goes from sigma"),
+        (range(3, 8), "step 4 goes"),
+        (range(6, 8), "step 6 is"),
+    ],
+)
+def test_a_window_that_holds_the_last_step_or_runs_past_it_is_refused(window, message):
+    with pytest.raises(ValueError, match=message):
+        roll(Policy(build("sd3"), rank=4, alpha=8), window=window)
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        DDIMScheduler(),
+        FlowMatchHeunDiscreteScheduler(),
+        EDMEulerScheduler(),
+        UniPCMultistepScheduler(use_flow_sigmas=True, prediction_type="epsilon"),
+        FlowMatchEulerDiscreteScheduler(stochastic_sampling=True),
+        FlowMatchEulerDiscreteScheduler(invert_sigmas=True),
+    ],
+    ids=lambda scheduler: type(scheduler).__name__,
+)
+def test_a_scheduler_that_the_kernels_do_not_describe_is_refused(scheduler):
+    pipe = build("sd3")
+    pipe.scheduler = scheduler
+    with pytest.raises(ValueError, match="scheduler is .*must be a first-order flow-matching one"):
+        Policy(pipe)
+
+
+def test_a_multistep_solver_starts_afresh_behind_the_window():
+    """Behind the window its steps are those of a fresh solver: no correction of injected noise."""
+    pipe = build("sd3")
+    pipe.scheduler = UniPCMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
+    )
+    policy = Policy(pipe, rank=4, alpha=8)
+    predictions, forward = [], pipe.transformer.forward
+
+    def watched(*args, **kwargs):
+        predictions.append(forward(*args, **kwargs))
+        return predictions[-1]
+
+    with swapped(pipe.transformer, "forward", watched):
+        rollout = roll(policy, window=range(1, 2), noise_level=0.3, guidance_scale=1.0)
+    fresh = UniPCMultistepScheduler.from_config(pipe.scheduler.config)
+    fresh.set_timesteps(5)
+    fresh.set_begin_index(2)
+    behind = rollout.tape.steps[2, 0]
+    expected = fresh.step(predictions[2][0], fresh.timesteps[2], behind.latents).prev_sample
+    assert torch.equal(behind.next_latents, expected)
 
 
 def test_the_pipeline_is_restored_when_its_call_fails():
