@@ -10,39 +10,53 @@ import os
 import platform
 import shutil
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.optim import Optimizer
 
-from flowgrpo.config import GRPOConfig
+from flowgrpo.config import ConfigError, GRPOConfig
 from flowgrpo.policy import Policy, load_weights, weights
-
-if TYPE_CHECKING:
-    from flowgrpo.trainer import GRPOTrainer
 
 STATE, MANIFEST, RECORD = "state.safetensors", "manifest.json", "generation.json"
 
+MAY_CHANGE = ("output_dir", "checkpoint_every", "train.epochs", "evaluation.every", "model.device")
+"""Settings that a resumed run may have changed; any other would make it a different run."""
 
-def save(folder: Path, trainer: "GRPOTrainer") -> Path:
+
+@dataclass(kw_only=True)
+class State:
+    """What a run has done so far; with the weights and the optimiser, all that a resume needs."""
+
+    epoch: int = 0
+    """Epochs that are finished."""
+    images: int = 0
+    seconds: float = 0.0
+    """Wall time of training and evaluation, over all starts."""
+    average: dict[str, Tensor] | None = None
+    """The exponential moving average of the adapter."""
+
+
+def save(
+    folder: Path, policy: Policy, optimiser: Optimizer, state: State, config: GRPOConfig
+) -> Path:
     """Writes `folder/epoch-NNNN`: the LoRA as it would be used, and the state to go on from."""
-    target = folder / f"epoch-{trainer.state.epoch:04d}"
+    target = folder / f"epoch-{state.epoch:04d}"
     temporary = folder / f".{target.name}.partial"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    with weights(trainer.policy, trainer.state.average):
-        save_result(temporary, trainer.policy, trainer.config)
-    save_file(_tensors(trainer), temporary / STATE)
-    counters = {k: v for k, v in asdict(trainer.state).items() if k != "average"}
-    counters["denoiser_forwards"] = trainer.policy.denoiser_forwards
-    counters["denoiser_backwards"] = trainer.policy.denoiser_backwards
+    with weights(policy, state.average):
+        save_result(temporary, policy, config)
+    save_file(_tensors(policy, optimiser, state), temporary / STATE)
     manifest = {
-        "state": counters,
+        "state": {k: v for k, v in asdict(state).items() if k != "average"},
+        "passes": policy.passes,
         "versions": versions(),
-        "config": trainer.config.model_dump(mode="json"),
+        "config": config.model_dump(mode="json"),
         "files": {path.name: _sha256(path) for path in sorted(temporary.iterdir())},
     }
     (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
@@ -55,23 +69,32 @@ def save(folder: Path, trainer: "GRPOTrainer") -> Path:
     return target
 
 
-def load_newest(folder: Path, trainer: "GRPOTrainer") -> None:
-    """Puts the newest whole checkpoint into the trainer; a damaged one is skipped with a message.
+def load_newest(
+    folder: Path, policy: Policy, optimiser: Optimizer, config: GRPOConfig
+) -> State | None:
+    """Puts the newest whole checkpoint in place; a damaged one is skipped with a message.
 
-    Without any, the run starts from its beginning: it was stopped before its first checkpoint.
+    Returns:
+        Its state; None where there is no checkpoint: the run was stopped before its first.
+
+    Raises:
+        ConfigError: the run was made with other settings.
     """
     for path in sorted(folder.glob("epoch-*"), reverse=True):
         manifest = _verified(path)
         if manifest is None:
             print(f"checkpoint {path} is damaged; trying the one before.", file=sys.stderr)
             continue
-        _restore(load_file(path / STATE), trainer)
-        for name, value in manifest["state"].items():
-            setattr(trainer.state, name, value)
-        trainer.policy.denoiser_forwards = trainer.state.denoiser_forwards
-        trainer.policy.denoiser_backwards = trainer.state.denoiser_backwards
-        return
-    print(f"{folder} holds no complete checkpoint; starting from the beginning.", file=sys.stderr)
+        _refuse_changes(manifest["config"], config.model_dump(mode="json"))
+        tensors = load_file(path / STATE)
+        load_weights(policy, _under("adapter/", tensors))
+        _load_optimiser(_under("optimiser/", tensors), policy, optimiser)
+        policy.passes.update(manifest["passes"])
+        devices = {name: parameter.device for name, parameter in policy.parameters.items()}
+        average = {n: v.to(devices[n]) for n, v in _under("average/", tensors).items()}
+        return State(**manifest["state"], average=average or None)
+    print(f"{folder} holds no whole checkpoint; starting from the beginning.", file=sys.stderr)
+    return None
 
 
 def save_result(folder: Path, policy: Policy, config: GRPOConfig) -> None:
@@ -82,8 +105,8 @@ def save_result(folder: Path, policy: Policy, config: GRPOConfig) -> None:
     record = {
         "pipeline": type(policy.pipe).__name__,
         "model": config.model.path,
-        "scheduler": type(scheduler).__name__,
-        "training": {"num_inference_steps": sampling.num_inference_steps, **sampling.call},
+        "scheduler": {"class": type(scheduler).__name__, **scheduler.config},
+        "training": {**sampling.call, "num_inference_steps": sampling.num_inference_steps},
         "evaluation": config.evaluation_call,
         "versions": versions(),
     }
@@ -96,32 +119,49 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in names}}
 
 
-def _tensors(trainer: "GRPOTrainer") -> dict[str, Tensor]:
+def _refuse_changes(then: dict[str, Any], now: dict[str, Any]) -> None:
+    before, after = _flat(then), _flat(now)
+    changed = [
+        f"{key} was {before.get(key)!r} and is {after.get(key)!r}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key) and key not in MAY_CHANGE
+    ]
+    if changed:
+        raise ConfigError(
+            f"the run to resume had other settings ({'; '.join(changed)}), but only "
+            f"{', '.join(MAY_CHANGE)} may change; put them back, or start another run."
+        )
+
+
+def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _tensors(policy: Policy, optimiser: Optimizer, state: State) -> dict[str, Tensor]:
     """Live adapter, average and optimiser moments under one flat set of names."""
-    parameters = trainer.policy.parameters
+    parameters = policy.parameters
     tensors = {f"adapter/{name}": p.detach().contiguous() for name, p in parameters.items()}
-    for name, value in (trainer.state.average or {}).items():
-        tensors[f"average/{name}"] = value
+    tensors |= {f"average/{name}": value for name, value in (state.average or {}).items()}
     for name, parameter in parameters.items():
-        for key, value in trainer.optimiser.state.get(parameter, {}).items():
+        for key, value in optimiser.state.get(parameter, {}).items():
             tensors[f"optimiser/{key}/{name}"] = value
     return tensors
 
 
-def _restore(tensors: dict[str, Tensor], trainer: "GRPOTrainer") -> None:
-    parameters = trainer.policy.parameters
-    load_weights(trainer.policy, _under("adapter/", tensors))
-    if trainer.state.average is not None:
-        trainer.state.average = {
-            name: value.to(trainer.device) for name, value in _under("average/", tensors).items()
-        }
-    moments = _under("optimiser/", tensors)
+def _load_optimiser(moments: dict[str, Tensor], policy: Policy, optimiser: Optimizer) -> None:
+    parameters = policy.parameters
     for key_and_name, value in moments.items():
         key, name = key_and_name.split("/", 1)
         parameter = parameters[name]
         # AdamW counts its steps on the CPU.
         place = value if key == "step" else value.to(parameter.device)
-        trainer.optimiser.state[parameter][key] = place
+        optimiser.state[parameter][key] = place
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

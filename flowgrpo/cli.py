@@ -76,7 +76,7 @@ def compare(
     ] = "",
     lora: Annotated[list[Path] | None, typer.Option(help="Folder of another LoRA.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="PNG; default: compare.png of the first run.")
+        Path | None, typer.Option(help="PNG; default: grid.png of the first run.")
     ] = None,
 ) -> None:
     """Draw a grid of prompts and seeds (rows) by models, checkpoints or LoRA scales (columns)."""
@@ -88,7 +88,7 @@ def compare(
     )
     rows, rewards = grids.rows_and_rewards(columns[0].config, prompt or [], num_prompts)
     sheet = grids.compare(columns, rows, seed or [0], rewards)
-    path = out or runs[0] / "compare.png"
+    path = out or runs[0] / "grid.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(path)
     print(path)
@@ -101,27 +101,19 @@ def main() -> None:
     except (ValueError, RuntimeError, ImportError, OSError) as error:
         if os.environ.get("FLOWGRPO_TRACEBACK"):
             raise
-        print(f"flowgrpo: {error}", file=sys.stderr)
+        print(f"flowgrpo: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(1)
 
 
 def _print_plan(config: GRPOConfig) -> None:
-    from flowgrpo.plan import Plan
-    from flowgrpo.prompts import load_prompts
-    from flowgrpo.scoring import load_rewards, validate_rows
+    from flowgrpo.inputs import read_inputs
 
-    rewards = load_rewards([*config.rewards, *config.held_out])
-    sources = [source for source in (config.prompts.train, config.prompts.test) if source]
-    if not config.prompts.train:
-        raise ValueError("prompts.train is missing; name a file of prompts.")
-    rows = [load_prompts(source) for source in sources]
-    for each in rows:
-        validate_rows(rewards, each)
+    inputs = read_inputs(config)
     print(f"plan for {config.output_dir}")
-    for label, value in Plan(config=config, rows=rows[0]).describe().items():
-        print(f"  {label:34}{value}")
-    if len(rows) == 2 and (shared := {r.prompt for r in rows[0]} & {r.prompt for r in rows[1]}):
-        print(f"  warning: {len(shared)} test prompts are training prompts too", file=sys.stderr)
+    for label, value in inputs.plan.describe().items():
+        print(f"  {label:28}{value}")
+    for warning in inputs.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 def _print_summary(summary: dict) -> None:
@@ -137,8 +129,9 @@ def _print_summary(summary: dict) -> None:
 def _print_snippet(config: GRPOConfig, trainer) -> None:
     from flowgrpo.report import snippet
 
+    prompt = [*trainer.inputs.test_rows, *trainer.inputs.rows][0].prompt
     print("\nUse it with plain diffusers:\n")
-    print(snippet(config, type(trainer.policy.pipe), trainer.folder.lora))
+    print(snippet(config, type(trainer.policy.pipe), trainer.folder.lora, prompt))
 
 
 def _numbers(text: str) -> list[float]:

@@ -19,7 +19,7 @@ from flowgrpo.evaluate import initial_noise_seed
 from flowgrpo.grids import draw_grid
 from flowgrpo.policy import load_pipeline
 from flowgrpo.prompts import Row, load_prompts
-from flowgrpo.scoring import Reward, load_rewards
+from flowgrpo.scoring import Reward, load_rewards, validate_rows
 
 WEIGHTS = "pytorch_lora_weights.safetensors"
 
@@ -56,6 +56,8 @@ def columns_of_runs(
         if checkpoints:
             for folder in sorted((run / "checkpoints").glob("epoch-*")):
                 columns.append(Column(label=f"{prefix}{folder.name}", config=config, lora=folder))
+        if checkpoints and not (run / "lora").exists():
+            continue  # not finished yet
         if scales:
             for scale in scales:
                 label = f"{prefix}scale {scale:g}"
@@ -91,7 +93,10 @@ def compare(
 def pictures_of(
     columns: Sequence[Column], rows: Sequence[Row], seeds: Sequence[int]
 ) -> list[list[Image.Image]]:
-    """One line of pictures for each prompt and seed, one picture a column."""
+    """One line of pictures for each prompt and seed, one picture a column.
+
+    The first column's run gives noise and settings for all: nothing else may differ along a row.
+    """
     pictures: list[list[Image.Image]] = [[] for _ in rows for _ in seeds]
     pipe, opened = None, None
     for column in tqdm(columns, "columns", disable=None):
@@ -101,7 +106,7 @@ def pictures_of(
             for line, (row, seed) in zip(
                 pictures, ((row, seed) for row in rows for seed in seeds), strict=True
             ):
-                line.append(cell(pipe, row.prompt, seed, column.config))
+                line.append(cell(pipe, row.prompt, seed, columns[0].config))
     return pictures
 
 
@@ -131,7 +136,9 @@ def rows_and_rewards(
     source = list(prompts) or config.prompts.test or config.prompts.train
     if source is None:
         raise ConfigError("the run names no prompt file; pass --prompt.")
-    return load_prompts(source)[:limit], load_rewards(config.held_out or config.rewards)
+    rows, rewards = load_prompts(source)[:limit], load_rewards(config.held_out or config.rewards)
+    validate_rows(rewards, rows)
+    return rows, rewards
 
 
 def _open(config: GRPOConfig) -> Any:

@@ -21,7 +21,9 @@ class ConfigError(ValueError):
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False
+    )
 
 
 class ModelConfig(Section):
@@ -105,18 +107,17 @@ class SamplingConfig(Section):
                 f"{stop}, but there are {max(0, stop - window.first + 1)}; "
                 "use a smaller window or more steps."
             )
-        for name in ("num_inference_steps", "num_images_per_prompt", "generator", "prompt"):
-            if name in self.call:
-                raise ConfigError(
-                    f"sampling.call.{name} is set, but is the sampler's own; remove it."
-                )
+        _refuse_own_arguments("sampling.call", self.call)
         return self
+
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class LoraSettings(Section):
     rank: int = Field(default=32, ge=1)
     alpha: int = Field(default=64, ge=1)
-    targets: list[str] | None = None
+    targets: list[str] | None = Field(default=None, min_length=1)
     """Endings of module names; default: the attention projections."""
 
 
@@ -136,7 +137,7 @@ class TrainConfig(Section):
     """Decay per optimiser step of the averaged adapter, which is then evaluated and saved."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
 
     @field_validator("clip_range", mode="before")
     @classmethod
@@ -149,7 +150,9 @@ class TrainConfig(Section):
     @classmethod
     def _positive(cls, value: tuple[float, float]) -> tuple[float, float]:
         if min(value) <= 0 or value[0] >= 1:
-            raise ConfigError(f"train.clip_range is {value}, but must be above 0; try 1e-4.")
+            raise ConfigError(
+                f"train.clip_range is {value}, but must be above 0 and below 1; try 1e-4."
+            )
         return value
 
 
@@ -160,8 +163,8 @@ class EvaluationConfig(Section):
     """Default: as in sampling."""
     call: dict[str, Any] | None = None
     """The pipeline's arguments; default: as in sampling."""
-    seeds: list[int] = [0]
-    """Images per prompt, one a seed."""
+    seeds: list[int] = Field(default=[0], min_length=1)
+    """Images per prompt, one a seed; a number n stands for 0 to n - 1."""
     max_prompts: int | None = Field(default=None, ge=1)
     """At most so many of each prompt file, the first ones."""
 
@@ -169,6 +172,30 @@ class EvaluationConfig(Section):
     @classmethod
     def _count(cls, value: Any) -> Any:
         return list(range(value)) if isinstance(value, int) else value
+
+    @model_validator(mode="after")
+    def _own_arguments(self) -> "EvaluationConfig":
+        _refuse_own_arguments("evaluation.call", self.call or {})
+        return self
+
+
+OWN_ARGUMENTS = {
+    "num_inference_steps",
+    "sigmas",
+    "timesteps",
+    "num_images_per_prompt",
+    "generator",
+    "latents",
+    "prompt",
+    "output_type",
+    "return_dict",
+}
+"""Arguments of a pipeline's call that sampling sets, or that would change what it returns."""
+
+
+def _refuse_own_arguments(section: str, call: dict[str, Any]) -> None:
+    for name in sorted(call.keys() & OWN_ARGUMENTS):
+        raise ConfigError(f"{section}.{name} is set, but is the sampler's own; remove it.")
 
 
 class GRPOConfig(Section):
@@ -274,7 +301,12 @@ def _apply(data: dict[str, Any], override: str) -> None:
     *sections, key = name.lstrip("-").split(".")
     for section in sections:
         inner = data.get(section)
-        data[section] = dict(inner) if isinstance(inner, dict) else {}
+        if inner is not None and not isinstance(inner, dict):
+            raise ConfigError(
+                f'override is "{override}", but {section} is {inner!r}, which has no keys; '
+                f"override {section} as a whole."
+            )
+        data[section] = dict(inner or {})
         data = data[section]
     try:
         data[key] = yaml.safe_load(text)

@@ -53,8 +53,15 @@ def evaluate(
             _save(images, folder / name, number, seeds)
         result[name] = {reward: torch.stack(values) for reward, values in scores.items()}
         prompts[name] = [row.prompt for row in chosen]
-    (folder / SCORES).write_text(json.dumps(_as_json(result, prompts, seeds)))
+    write_whole(folder / SCORES, json.dumps(_as_json(result, prompts, seeds)))
     return result
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A kill leaves the old file or the new one, never half of one."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text)
+    partial.replace(path)
 
 
 def initial_noise_seed(run_seed: int, prompt: str, seed: int) -> int:

@@ -73,13 +73,16 @@ class Policy:
         self.pipe = pipe
         self.denoisers = find_denoisers(pipe)
         self.prompt_memo: OrderedDict[Any, Any] = OrderedDict()
-        self.denoiser_forwards = 0
-        """Denoiser calls of rollouts and replays."""
-        self.denoiser_backwards = 0
+        self.passes = {"denoiser_forwards": 0, "denoiser_backwards": 0}
+        """Denoiser calls of rollouts and replays so far."""
         for module in modules_of(pipe).values():
             module.requires_grad_(False).eval()
         for module in self.denoisers.values():
             _add_lora(module, rank=rank, alpha=alpha, targets=targets, seed=seed)
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.parameters.values())).device
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -118,7 +121,7 @@ class Policy:
             record(self.pipe, self.denoisers, tape, noise),
         ):
             images = self._call(prompt, seeds, call).images
-        self.denoiser_forwards += tape.recorded_forwards
+        self.passes["denoiser_forwards"] += tape.recorded_forwards
         return Rollout(prompt=prompt, images=images, tape=tape, call=call, seeds=list(seeds))
 
     def replay(self, rollout: Rollout, on_step: StepFunction, *, gradients: bool = True) -> None:
@@ -131,8 +134,8 @@ class Policy:
         ):
             self._call(rollout.prompt, rollout.seeds, rollout.call)
         forwards = rollout.tape.replayed_forwards - before
-        self.denoiser_forwards += forwards
-        self.denoiser_backwards += forwards if gradients else 0
+        self.passes["denoiser_forwards"] += forwards
+        self.passes["denoiser_backwards"] += forwards if gradients else 0
 
     def save_lora(self, folder: Path) -> None:
         """Writes the adapter in the pipeline's own format, with its configuration as metadata."""
@@ -208,8 +211,10 @@ def weights(policy: Policy, values: dict[str, Tensor] | None) -> Iterator[None]:
 def load_weights(policy: Policy, values: dict[str, Tensor]) -> None:
     """Copies `values` into the adapter, every tensor by its name."""
     parameters = policy.parameters
-    if values.keys() != parameters.keys():
-        odd = sorted(values.keys() ^ parameters.keys())[0]
+    shapes = {name: value.shape for name, value in values.items()}
+    expected = {name: parameter.shape for name, parameter in parameters.items()}
+    if shapes != expected:
+        odd = min(name for name, _ in shapes.items() ^ expected.items())
         raise ValueError(
             f"adapter weights differ in {odd}; use the LoRA settings they were made with."
         )
@@ -225,21 +230,29 @@ def load_pipeline(path: str, dtype: torch.dtype, device: str | torch.device) -> 
         ValueError: the folder is missing or does not hold a diffusers pipeline.
     """
     folder = Path(path)
-    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
-    if (folder.exists() or looks_local) and not (folder / DiffusionPipeline.config_name).is_file():
+    # A hub name is owner/name; anything else, and what lies in a folder that exists, is a path.
+    is_path = path.startswith((".", "/", "~")) or len(folder.parts) != 2 or folder.parent.is_dir()
+    if is_path and not (folder / DiffusionPipeline.config_name).is_file():
         state = "that folder is no pipeline" if folder.exists() else "there is no such folder"
         raise ValueError(
             f'model.path is "{path}", but {state}; give a folder written by a pipeline\'s '
-            "save_pretrained, "
-            "or a hub name."
+            "save_pretrained, or a hub name."
         )
     absent = dict.fromkeys(absent_parts(path))
-    return DiffusionPipeline.from_pretrained(path, dtype=dtype, **absent).to(device)
+    try:
+        pipe: Any = DiffusionPipeline.from_pretrained(path, dtype=dtype, **absent)
+    except OSError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f'model.path is "{path}", but it cannot be opened ({reason}); '
+            "give a pipeline folder, or check the hub name and your access."
+        ) from error
+    return pipe.to(device)
 
 
-def absent_parts(path: str | None) -> list[str]:
+def absent_parts(path: str) -> list[str]:
     """Parts that a pipeline folder was saved without; `from_pretrained` wants to be told."""
-    index = Path(path or "") / DiffusionPipeline.config_name
+    index = Path(path) / DiffusionPipeline.config_name
     if not index.is_file():
         return []
     return [name for name, value in json.loads(index.read_text()).items() if value == [None, None]]
@@ -272,6 +285,11 @@ def find_denoisers(pipe: Any) -> dict[str, nn.Module]:
 
 
 def _add_lora(module: Any, *, rank: int, alpha: int, targets: Sequence[str], seed: int) -> None:
+    if getattr(module, "peft_config", None):
+        raise ValueError(
+            f"{type(module).__name__} already has the adapters {sorted(module.peft_config)}, but "
+            "training adds its own; unload them first (pipe.unload_lora_weights())."
+        )
     linears = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
     chosen = [name for name in linears if any(f".{name}".endswith(f".{t}") for t in targets)]
     if not chosen:

@@ -53,7 +53,7 @@ def _read(source: PromptSource) -> list[Row]:
 
 
 def _read_txt(path: Path) -> Iterable[tuple[int, Any]]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
         if line.strip():
             yield number, line.strip()
 
@@ -69,9 +69,13 @@ def _read_jsonl(path: Path) -> Iterable[tuple[int, Any]]:
 
 
 def _read_csv(path: Path) -> Iterable[tuple[int, Any]]:
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
         for item in reader:
+            if None in item:
+                raise ConfigError(
+                    f"{path} line {reader.line_num} has more cells than the header; quote commas."
+                )
             yield reader.line_num, item
 
 

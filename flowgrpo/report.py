@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from flowgrpo.config import ConfigError, GRPOConfig, dump_config
-from flowgrpo.evaluate import SCORES, load_scores
+from flowgrpo.evaluate import SCORES, load_scores, write_whole
 from flowgrpo.grids import draw_grid
 from flowgrpo.policy import absent_parts
 
@@ -47,9 +47,9 @@ class RunFolder:
     def begin(self, config: GRPOConfig, epoch: int) -> None:
         """Writes the resolved config; drops metrics of epochs that a resumed run does again."""
         self.path.mkdir(parents=True, exist_ok=True)
-        (self.path / "config.yaml").write_text(dump_config(config))
+        write_whole(self.path / "config.yaml", dump_config(config))
         kept = [line for line in self.metrics() if line["epoch"] <= epoch]
-        self._metrics.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        write_whole(self._metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
     def log(self, line: dict[str, Any]) -> None:
         with self._metrics.open("a") as file:
@@ -58,7 +58,8 @@ class RunFolder:
     def metrics(self) -> list[dict[str, Any]]:
         if not self._metrics.exists():
             return []
-        return [json.loads(line) for line in self._metrics.read_text().splitlines()]
+        lines = self._metrics.read_text().split("\n")
+        return [json.loads(line) for line in lines[:-1]]  # a line that a kill cut short has no end
 
     def evaluation(self, epoch: int) -> Path:
         folder = self.path / "eval" / f"epoch-{epoch:04d}"
@@ -93,20 +94,41 @@ class RunFolder:
 
 
 class Clock:
-    """Seconds by phase of an epoch."""
+    """Wall time of a run, and seconds by phase since the last lap; a phase within a phase counts
+    for itself alone."""
 
-    def __init__(self) -> None:
-        self.phases: dict[str, float] = {}
+    def __init__(self, before: float = 0.0):
+        """`before` are the seconds of earlier starts of the run."""
+        self._start = time.perf_counter() - before
+        self._phases: dict[str, float] = {}
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        start = time.perf_counter()
+        start, inner = time.perf_counter(), sum(self._phases.values())
         yield
-        self.phases[phase] = self.phases.get(phase, 0.0) + time.perf_counter() - start
+        within = sum(self._phases.values()) - inner
+        elapsed = time.perf_counter() - start - within
+        self._phases[phase] = self._phases.get(phase, 0.0) + elapsed
+
+    def lap(self) -> dict[str, float]:
+        """Seconds by phase since the last lap."""
+        phases, self._phases = self._phases, {}
+        return {name: round(seconds, 3) for name, seconds in phases.items()}
 
     @property
     def total(self) -> float:
-        return sum(self.phases.values())
+        return time.perf_counter() - self._start
+
+
+def reward_metrics(
+    rewards: Mapping[str, Sequence[Tensor]], totals: Sequence[Tensor]
+) -> dict[str, Any]:
+    """Spread of each reward over all images of an epoch, and the mean spread within groups (K,)."""
+    return {
+        "rewards": {name: spread(torch.stack(list(groups))) for name, groups in rewards.items()},
+        "total": spread(torch.stack(list(totals))),
+        "mean_group_std": float(torch.stack(list(totals)).std(dim=1, correction=0).mean()),
+    }
 
 
 def spread(rewards: Tensor) -> dict[str, float]:
@@ -162,7 +184,7 @@ def summarise(
             for name, scores in base.items()
         },
     }
-    (folder.path / "summary.json").write_text(json.dumps(summary, indent=1))
+    write_whole(folder.path / "summary.json", json.dumps(summary, indent=1))
     draw_curves(folder, headline)
     draw_before_after(folder, headline, epoch)
     return summary
@@ -213,14 +235,18 @@ def draw_before_after(folder: RunFolder, headline: str, epoch: int, rows: int = 
     draw_grid(pictures, prompts, labels, captions).save(folder.path / "compare.png")
 
 
-def snippet(config: GRPOConfig, pipeline: type, lora: Path) -> str:
-    """Four lines of plain diffusers that use the result."""
+def snippet(config: GRPOConfig, pipeline: type, lora: Path, prompt: str) -> str:
+    """Four lines of plain diffusers that use the result; "" where the model has no path."""
     path = config.model.path
+    if path is None:
+        return ""
     absent = "".join(f", {name}=None" for name in absent_parts(path))
+    dtype = config.model.dtype
+    loaded = "" if dtype == "float32" else f', dtype="{dtype}"'
     arguments = "".join(f", {key}={value!r}" for key, value in config.evaluation_call.items())
     return (
         f"from diffusers import {pipeline.__name__}\n"
-        f'pipe = {pipeline.__name__}.from_pretrained("{path}"{absent})\n'
-        f'pipe.load_lora_weights("{lora}")\n'
-        f"image = pipe(prompt{arguments}).images[0]"
+        f"pipe = {pipeline.__name__}.from_pretrained({path!r}{loaded}{absent})\n"
+        f"pipe.load_lora_weights({str(lora)!r})\n"
+        f"image = pipe({prompt!r}{arguments}).images[0]"
     )

@@ -13,8 +13,9 @@ import importlib.util
 import inspect
 import math
 import pkgutil
+import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,14 +80,21 @@ def load_rewards(configs: Sequence[RewardConfig]) -> list[Reward]:
         function = find_reward(config.reward)
         _check_params(config, function)
         bound = functools.partial(function, **config.params) if config.params else function
-        rewards.append(
-            Reward(name=_unique_name(config, configs), function=bound, weight=config.weight)
-        )
+        rewards.append(Reward(name=_name(config), function=bound, weight=config.weight))
+    return unique(rewards)
+
+
+def unique(rewards: Sequence[Reward]) -> list[Reward]:
+    """The same rewards; scores are kept by name, so two of one name are an error.
+
+    Raises:
+        ConfigError: names the name.
+    """
     names = [reward.name for reward in rewards]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f'two rewards are called "{name}"; give one of them a name.')
-    return rewards
+    return list(rewards)
 
 
 def as_rewards(functions: Any) -> list[Reward]:
@@ -100,7 +108,7 @@ def as_rewards(functions: Any) -> list[Reward]:
             rewards.append(Reward(name=_function_name(item), function=item))
         else:
             rewards += load_rewards([RewardConfig(reward=item)])
-    return rewards
+    return unique(rewards)
 
 
 def find_reward(spec: str) -> RewardFunction:
@@ -116,6 +124,8 @@ def find_reward(spec: str) -> RewardFunction:
                 f'reward "{spec}" is unknown;{hint} Known: {", ".join(known)}, file.py:function, '
                 "package.module:function."
             )
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
     try:
         module = (
             _module_from_file(Path(place))
@@ -155,6 +165,7 @@ def validate_rows(rewards: Iterable[Reward], rows: Iterable[Row]) -> None:
         validate = _attribute(reward.function, "validate")
         required = _required_columns(reward.function)
         for row in rows:
+            _check_columns(reward, row)
             missing = [name for name in required if row.columns.get(name) is None]
             if missing:
                 raise ConfigError(
@@ -180,7 +191,10 @@ class Scorer:
         """Futures of (B,) scores by reward name."""
         return {reward.name: self._start(reward, images, rows) for reward in self.rewards}
 
-    def close(self) -> None:
+    def __enter__(self) -> "Scorer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _start(self, reward: Reward, images: Sequence[Any], rows: Sequence[Row]) -> Future[Tensor]:
@@ -191,14 +205,16 @@ class Scorer:
         return done
 
 
-def refuse_constant(reward: Reward, row: Row, size: tuple[int, int] = (64, 64)) -> None:
+def refuse_constant(reward: Reward, row: Row, call: Mapping[str, Any]) -> None:
     """Stops before training where a reward cannot tell black, white and noise apart.
 
-    A reward of text rightly gives 0 to all three, so equal zeros pass.
+    The pictures have the size that `call` asks for. A reward of text rightly gives 0 to all
+    three, so equal zeros pass.
 
     Raises:
         RewardError: the three scores are one number other than 0.
     """
+    size = (int(call.get("width") or 512), int(call.get("height") or 512))
     noise = torch.randint(0, 256, (size[1], size[0], 3), generator=torch.Generator().manual_seed(0))
     pictures = [
         Image.new("RGB", size, "black"),
@@ -251,10 +267,19 @@ def _number(value: Any) -> float:
 def _module_from_file(path: Path) -> Any:
     if not path.is_file():
         raise ConfigError(f"reward file is {path}, but there is no such file; correct the path.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    return _run_file(path.resolve())
+
+
+@functools.cache
+def _run_file(path: Path) -> Any:
+    """The file as a module, run once: it may hold a model. It may import its neighbours."""
+    spec = importlib.util.spec_from_file_location(f"reward_file_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
     spec.loader.exec_module(module)
     return module
 
@@ -269,6 +294,27 @@ def _check_params(config: RewardConfig, function: RewardFunction) -> None:
             raise ConfigError(f'reward "{config.reward}" has no parameter "{key}"; {hint}')
 
 
+def _check_columns(reward: Reward, row: Row) -> None:
+    """A column must not stand in for a param, and the function must take every column."""
+    bound = reward.function.keywords if isinstance(reward.function, functools.partial) else {}
+    parameters = inspect.signature(reward.function).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        taken = set(row.columns)
+    else:
+        taken = {p.name for p in parameters}
+    for name in row.columns:
+        if name in bound:
+            raise ConfigError(
+                f'{row.place} has a column "{name}", but reward "{reward.name}" has a param of '
+                "that name; rename the column."
+            )
+        if name not in taken:
+            raise ConfigError(
+                f'{row.place} has a column "{name}", but reward "{reward.name}" does not take it; '
+                "end its parameters with **columns."
+            )
+
+
 def _required_columns(function: RewardFunction) -> list[str]:
     """Keyword parameters without a default, but for images and prompts."""
     parameters = inspect.signature(function).parameters.values()
@@ -281,14 +327,11 @@ def _required_columns(function: RewardFunction) -> list[str]:
     ]
 
 
-def _unique_name(config: RewardConfig, configs: Sequence[RewardConfig]) -> str:
+def _name(config: RewardConfig) -> str:
+    """As given, else the function with its params: names must not depend on the other rewards."""
+    params = ", ".join(f"{key}={value}" for key, value in config.params.items())
     name = config.reward.rpartition(":")[2]
-    if config.name:
-        return config.name
-    alike = [c for c in configs if c.reward.rpartition(":")[2] == name]
-    if len(alike) == 1 or not config.params:
-        return name
-    return f"{name}({', '.join(f'{k}={v}' for k, v in config.params.items())})"
+    return config.name or (f"{name}({params})" if params else name)
 
 
 def _function_name(function: Any) -> str:

@@ -55,6 +55,10 @@ class Step:
     std: float = 0.0
 
     @property
+    def key(self) -> tuple[int, int]:
+        return self.index, self.stream
+
+    @property
     def schedule(self) -> tuple[float, float, float]:
         return self.sigma, self.sigma_next, self.timestep
 
@@ -316,8 +320,8 @@ def check_scheduler(scheduler: Any) -> None:
     first_order = getattr(scheduler, "order", 1) == 1
     if not (velocity and flow and first_order and hasattr(scheduler, "sigmas")) or odd:
         raise ValueError(
-            f"scheduler is {type(scheduler).__name__}{''.join(f' with {name}' for name in odd)}, but "
-            "must be a first-order flow-matching one from sigma 1 to 0; use a pipeline that has one."
+            f"scheduler is {' with '.join([type(scheduler).__name__, *odd])}, but must be a "
+            "first-order flow-matching one from sigma 1 to 0; use a pipeline that has one."
         )
 
 

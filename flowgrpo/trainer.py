@@ -5,7 +5,10 @@ played back instead of re-implemented (see `tape`), a log-prob is the mean over 
 gradients are exact sums over (image, step) divided by the update's count, whatever the micro-batch.
 """
 
+import difflib
+import inspect
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,23 +19,26 @@ from torch import Tensor
 from tqdm import tqdm
 
 from flowgrpo import checkpoint, report
-from flowgrpo.advantages import advantages, is_tied, weighted_sum
+from flowgrpo.advantages import advantages, weighted_sum
+from flowgrpo.checkpoint import State
 from flowgrpo.config import ConfigError, GRPOConfig
 from flowgrpo.evaluate import evaluate
+from flowgrpo.inputs import read_inputs
 from flowgrpo.kernels import Gaussian, kl_divergence, log_prob
 from flowgrpo.objectives import clipped
-from flowgrpo.plan import Group, Plan
+from flowgrpo.plan import Group
 from flowgrpo.policy import (
     ATTENTION_PROJECTIONS,
     Policy,
     Rollout,
     load_pipeline,
+    load_weights,
     reference,
     weights,
 )
-from flowgrpo.prompts import PromptSource, load_prompts
+from flowgrpo.prompts import PromptSource
 from flowgrpo.randomness import normal, seed_for
-from flowgrpo.scoring import Scorer, as_rewards, load_rewards, refuse_constant, validate_rows
+from flowgrpo.scoring import Scorer, refuse_constant
 from flowgrpo.tape import ReplayError, Step
 
 
@@ -46,20 +52,6 @@ class Sampled:
 
 
 @dataclass(kw_only=True)
-class State:
-    """What a run has done so far; with the weights and the optimiser, all that a resume needs."""
-
-    epoch: int = 0
-    """Epochs that are finished."""
-    images: int = 0
-    seconds: float = 0.0
-    denoiser_forwards: int = 0
-    denoiser_backwards: int = 0
-    average: dict[str, Tensor] | None = None
-    """The exponential moving average of the adapter."""
-
-
-@dataclass(kw_only=True)
 class Tally:
     """Sums over the (image, step) pairs of an epoch, as tensors: nothing waits for a device."""
 
@@ -69,7 +61,8 @@ class Tally:
     def add(self, **values: Tensor) -> None:
         """Adds (B,) values of one step."""
         for name, value in values.items():
-            self.sums[name] = self.sums.get(name, 0) + value.detach().double().sum()
+            total = value.detach().double().sum()
+            self.sums[name] = self.sums[name] + total if name in self.sums else total
         self.count += len(next(iter(values.values())))
 
     def means(self) -> dict[str, float]:
@@ -105,130 +98,129 @@ class GRPOTrainer:
         resume: bool = False,
     ):
         args = args or GRPOConfig()
-        self.config = config = with_sources(args, model, train_dataset, eval_dataset)
-        self.rewards = as_rewards(reward_funcs) if reward_funcs else load_rewards(config.rewards)
-        self.held_out = (
-            as_rewards(held_out_funcs) if held_out_funcs else load_rewards(config.held_out)
+        self.config = with_sources(args, model, train_dataset, eval_dataset)
+        self.inputs = read_inputs(
+            self.config,
+            reward_funcs=reward_funcs,
+            held_out_funcs=held_out_funcs,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
         )
-        if not self.rewards:
-            raise ConfigError("rewards is empty, but training needs one; add `reward: ocr`, say.")
-        if config.sampling.kind == "ode" or config.sampling.noise_level == 0:
-            raise ConfigError(
-                f"sampling.kind is {config.sampling.kind} with noise_level "
-                f"{config.sampling.noise_level}, but training needs random steps; "
-                "use flow_sde with 0.7, say."
-            )
-        self.rows = load_prompts(_given(train_dataset, config.prompts.train, "prompts.train"))
-        source = config.prompts.test if eval_dataset is None else eval_dataset
-        self.test_rows = [] if source is None else load_prompts(source)
-        validate_rows([*self.rewards, *self.held_out], [*self.rows, *self.test_rows])
-        self.plan = Plan(config=config, rows=self.rows)
-        self.folder = report.RunFolder(Path(config.output_dir))
+        self.rewards, self.plan = self.inputs.rewards, self.inputs.plan
+        self.folder = report.RunFolder(Path(self.config.output_dir))
         self.folder.refuse_other_run(resume)
-
-        if isinstance(model, DiffusionPipeline):
-            pipe, self.device = model, model.device
-        else:
-            path = _given(None, config.model.path, "model.path")
-            self.device = _device(config.model.device)
-            pipe = load_pipeline(path, getattr(torch, config.model.dtype), self.device)
-        lora = config.train.lora
-        self.policy = Policy(
-            pipe,
-            rank=lora.rank,
-            alpha=lora.alpha,
-            targets=lora.targets or ATTENTION_PROJECTIONS,
-            seed=seed_for(config.seed, "lora"),
-        )
+        self.policy = self._open_policy(model)
+        train = self.config.train
         self.optimiser = torch.optim.AdamW(
             list(self.policy.parameters.values()),
-            lr=config.train.lr,
-            betas=config.train.betas,
-            weight_decay=config.train.weight_decay,
+            lr=train.lr,
+            betas=train.betas,
+            weight_decay=train.weight_decay,
         )
+        self.updated = False
+        """Whether this process has changed the weights yet."""
         self.state = State()
-        if config.train.ema:
-            self.state.average = self._weights()
+        if train.ema:
+            self.state.average = {n: p.detach().clone() for n, p in self.policy.parameters.items()}
         if resume:
-            checkpoint.load_newest(self.folder.checkpoints, self)
+            resumed = checkpoint.load_newest(
+                self.folder.checkpoints, self.policy, self.optimiser, self.config
+            )
+            self.state = resumed or self.state
 
     def train(self) -> dict[str, Any]:
         """Runs what is left of `train.epochs`; returns the summary, as in summary.json."""
         config, state = self.config, self.state
+        clock = report.Clock(state.seconds)
         self.folder.begin(config, state.epoch)
-        if state.epoch == 0:
+        if not self.folder.is_evaluated(0):
             for reward in self.rewards:
-                refuse_constant(reward, self.rows[0])
-            self._evaluate()
+                refuse_constant(reward, self.inputs.rows[0], config.sampling.call)
+            self._evaluate(0)
+
+        weights_of_rewards = {reward.name: reward.weight for reward in self.rewards}
         for epoch in tqdm(range(state.epoch, config.train.epochs), "epochs", disable=None):
-            clock = report.Clock()
             with clock("sampling"):
-                samples = self._sample(self.plan.groups(epoch))
+                samples = self._sample(self.plan.groups(epoch), clock)
             rewards = {r.name: [s.rewards[r.name] for s in samples] for r in self.rewards}
-            reward_weights = {r.name: r.weight for r in self.rewards}
-            group_advantages = advantages(rewards, reward_weights, config.train.advantage)
-            totals = weighted_sum(rewards, reward_weights)
+            group_advantages = advantages(rewards, weights_of_rewards, config.train.advantage)
 
             tally, norms = Tally(), []
             with clock("training"):
-                for number, share in enumerate(self.plan.shares()):
-                    chosen = [(samples[i], group_advantages[i]) for i in share]
-                    self._accumulate(chosen, tally)
-                    if epoch == 0 and number == 0:
-                        self._check_replay(tally)
+                for share in self.plan.shares():
+                    self._accumulate([(samples[i], group_advantages[i]) for i in share], tally)
                     norms.append(self._step())
 
             state.epoch += 1
             state.images += self.plan.images_per_epoch
             if config.evaluation.every and state.epoch % config.evaluation.every == 0:
                 with clock("evaluation"):
-                    self._evaluate()
-            state.seconds += clock.total
+                    self._evaluate(state.epoch)
+            totals = weighted_sum(rewards, weights_of_rewards)
+            tied = sum(not values.any() for values in group_advantages) / len(group_advantages)
             self.folder.log(
                 {
                     "epoch": state.epoch,
-                    "rewards": {
-                        name: report.spread(torch.stack(groups)) for name, groups in rewards.items()
-                    },
-                    "total": report.spread(torch.stack(totals)),
-                    "tied_groups": sum(is_tied(total) for total in totals) / len(totals),
-                    "mean_group_std": float(torch.stack(totals).std(dim=1, correction=0).mean()),
+                    **report.reward_metrics(rewards, totals),
+                    "tied_groups": tied,
                     **tally.means(),
                     "grad_norm": sum(norms) / len(norms),
                     "grad_norm_max": max(norms),
-                    "seconds": clock.phases,
+                    "seconds": clock.lap(),
                     "images": state.images,
-                    **self._passes(),
+                    **self.policy.passes,
                 }
             )
             if state.epoch % config.checkpoint_every == 0 or state.epoch == config.train.epochs:
-                self._save_samples(samples, totals)
-                checkpoint.save(self.folder.checkpoints, self)
-        return self._finish()
+                with clock("saving"):
+                    state.seconds = clock.total
+                    self.folder.save_samples(state.epoch, samples_for_a_sheet(samples, totals))
+                    checkpoint.save(
+                        self.folder.checkpoints, self.policy, self.optimiser, state, config
+                    )
+        return self._finish(clock)
 
-    def _sample(self, groups: Sequence[Group]) -> list[Sampled]:
+    def _open_policy(self, model: Any) -> Policy:
+        config, lora = self.config, self.config.train.lora
+        if isinstance(model, DiffusionPipeline):
+            pipe = model
+        elif config.model.path is None:
+            raise ConfigError("model.path is missing; name a pipeline folder or a hub name.")
+        else:
+            device = _device(config.model.device)
+            pipe = load_pipeline(config.model.path, getattr(torch, config.model.dtype), device)
+        check_call(pipe, config)
+        return Policy(
+            pipe,
+            rank=lora.rank,
+            alpha=lora.alpha,
+            targets=lora.targets or ATTENTION_PROJECTIONS,
+            seed=seed_for(config.seed, "lora"),
+        )
+
+    def _sample(self, groups: Sequence[Group], clock: report.Clock | None = None) -> list[Sampled]:
         """Rolls out every group; scoring overlaps with sampling where a reward allows it."""
-        scorer = Scorer(self.rewards)
+        clock = clock or report.Clock()
         pending = []
-        for group in groups:
-            rollouts, futures = [], []
-            for samples in self.plan.micro_batches:
-                rollouts.append(self._rollout(group, samples))
-                futures.append(scorer.submit(rollouts[-1].images, [group.row] * len(samples)))
-            pending.append((group, rollouts, futures))
-        sampled = [
-            Sampled(
-                group=group,
-                rollouts=rollouts,
-                rewards={
-                    r.name: torch.cat([future[r.name].result() for future in futures])
-                    for r in self.rewards
-                },
-            )
-            for group, rollouts, futures in pending
-        ]
-        scorer.close()
-        return sampled
+        with Scorer(self.rewards) as scorer:
+            for group in groups:
+                rollouts, futures = [], []
+                for samples in self.plan.micro_batches:
+                    rollouts.append(self._rollout(group, samples))
+                    with clock("scoring"):
+                        rows = [group.row] * len(samples)
+                        futures.append(scorer.submit(rollouts[-1].images, rows))
+                pending.append((group, rollouts, futures))
+            with clock("scoring"):
+                return [
+                    Sampled(group=group, rollouts=rollouts, rewards=self._joined(futures))
+                    for group, rollouts, futures in pending
+                ]
+
+    def _joined(self, futures: Sequence[dict[str, Future[Tensor]]]) -> dict[str, Tensor]:
+        """Scores of a group's micro-batches in order, (K,) by reward."""
+        names = [reward.name for reward in self.rewards]
+        return {name: torch.cat([future[name].result() for future in futures]) for name in names}
 
     def _rollout(self, group: Group, samples: range) -> Rollout:
         sampling = self.config.sampling
@@ -258,33 +250,35 @@ class GRPOTrainer:
                 continue
             parts = group_advantages.split([len(batch) for batch in self.plan.micro_batches])
             for rollout, part in zip(sampled.rollouts, parts, strict=True):
-                self._replay(rollout, part.float().to(self.device), total, tally)
+                self._replay(rollout, part.float().to(self.policy.device), total, tally)
 
     def _replay(self, rollout: Rollout, advantages: Tensor, total: int, tally: Tally) -> None:
         """Backward of one micro-batch, step by step."""
         train = self.config.train
-        reference_means: dict[int, Tensor] = {}
+        reference_means: dict[tuple[int, int], Tensor] = {}
         if train.kl_weight:
             with reference(self.policy):
                 self.policy.replay(
                     rollout,
-                    lambda step, gaussian: reference_means.update({step.index: gaussian.mean}),
+                    lambda step, now: reference_means.update({step.key: now.mean}),
                     gradients=False,
                 )
 
-        def on_step(step: Step, new: Gaussian) -> None:
+        def on_step(step: Step, now: Gaussian) -> None:
             assert step.mean is not None
             old_log_prob = log_prob(step.next_latents, step.mean, step.std)
-            new_log_prob = log_prob(step.next_latents, new.mean, new.std)
+            new_log_prob = log_prob(step.next_latents, now.mean, now.std)
             loss = clipped(new_log_prob, old_log_prob, advantages, train.clip_range)
-            values = loss.values
+            values, deviation = loss.values, (loss.ratio - 1).abs()
+            if not self.updated:
+                self._check_ratio(step, float(deviation.max()))
             logged = {
-                "ratio_deviation": (loss.ratio - 1).abs(),
+                "ratio_deviation": deviation,
                 "clip_fraction_low": loss.clipped_low,
                 "clip_fraction_high": loss.clipped_high,
             }
             if train.kl_weight:
-                kl = kl_divergence(new.mean, reference_means[step.index], new.std)
+                kl = kl_divergence(now.mean, reference_means[step.key], now.std)
                 values = values + train.kl_weight * kl
                 logged["kl"] = kl
             (values.sum() / total).backward()
@@ -292,75 +286,80 @@ class GRPOTrainer:
 
         self.policy.replay(rollout, on_step)
 
-    def _step(self) -> float:
-        """One optimiser step; returns the gradient's norm before clipping."""
-        parameters = list(self.policy.parameters.values())
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.config.train.max_grad_norm))
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
-        if self.state.average is not None and self.config.train.ema:
-            for name, parameter in self.policy.parameters.items():
-                self.state.average[name].lerp_(parameter.detach(), 1 - self.config.train.ema)
-        return norm
-
-    def _check_replay(self, tally: Tally) -> None:
-        """Before the first update the weights are those that sampled, so every ratio is 1."""
-        deviation = tally.means().get("ratio_deviation", 0.0)
+    def _check_ratio(self, step: Step, deviation: float) -> None:
+        """Until this process updates them, the weights are those that sampled: every ratio is 1."""
         allowed = min(self.config.train.clip_range) / 10
         if deviation > allowed:
             raise ReplayError(
-                f"{type(self.policy.pipe).__name__} replays {deviation:.1e} away from its "
-                f"rollout before any update (allowed {allowed:.1e}); an option in "
+                f"{type(self.policy.pipe).__name__} step {step.index} replays {deviation:.1e} away "
+                f"from its rollout before any update (allowed {allowed:.1e}); an option in "
                 "sampling.call may depend on more than its inputs."
             )
 
-    def _evaluate(self) -> None:
+    def _step(self) -> float:
+        """One optimiser step; returns the gradient's norm before clipping.
+
+        Raises:
+            RuntimeError: the gradient is not finite; the weights stay as they were.
+        """
+        parameters = list(self.policy.parameters.values())
+        limit = self.config.train.max_grad_norm
+        norm = torch.nn.utils.clip_grad_norm_(parameters, limit, error_if_nonfinite=True)
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        self.updated = True
+        if self.state.average is not None and self.config.train.ema:
+            for name, parameter in self.policy.parameters.items():
+                self.state.average[name].lerp_(parameter.detach(), 1 - self.config.train.ema)
+        return float(norm)
+
+    def _evaluate(self, epoch: int) -> None:
         """Scores train and test prompts with the stock sampler; epoch 0 is the base model."""
-        base = self.state.epoch == 0
-        rows = {"train_prompts": self.rows, "test_prompts": self.test_rows}
-        with reference(self.policy) if base else weights(self.policy, self.state.average):
+        rows = {"train_prompts": self.inputs.rows, "test_prompts": self.inputs.test_rows}
+        with reference(self.policy) if epoch == 0 else weights(self.policy, self.state.average):
             evaluate(
-                self.policy,
-                [*self.held_out, *self.rewards],
-                rows,
-                self.config,
-                self.folder.evaluation(self.state.epoch),
+                self.policy, self.inputs.scored, rows, self.config, self.folder.evaluation(epoch)
             )
 
-    def _finish(self) -> dict[str, Any]:
-        if not self.folder.is_evaluated(self.state.epoch):
-            self._evaluate()
-        with weights(self.policy, self.state.average):
-            checkpoint.save_result(self.folder.lora, self.policy, self.config)
-        headline = [*self.held_out, *self.rewards][0].name
-        return report.summarise(
-            self.folder,
-            headline,
-            self.state.epoch,
-            {
-                "seconds": round(self.state.seconds, 1),
-                "images": self.state.images,
-                **self._passes(),
-            },
-        )
+    def _finish(self, clock: report.Clock) -> dict[str, Any]:
+        """Evaluates and saves the result, and leaves it in the pipeline: the average, if any."""
+        state = self.state
+        if not self.folder.is_evaluated(state.epoch):
+            with clock("evaluation"):
+                self._evaluate(state.epoch)
+        if state.average is not None:
+            load_weights(self.policy, state.average)
+        checkpoint.save_result(self.folder.lora, self.policy, self.config)
+        totals = {"seconds": round(clock.total, 1), "images": state.images, **self.policy.passes}
+        headline = self.inputs.scored[0].name
+        return report.summarise(self.folder, headline, state.epoch, totals)
 
-    def _save_samples(self, samples: Sequence[Sampled], totals: Sequence[Tensor]) -> None:
-        self.folder.save_samples(
-            self.state.epoch,
-            [
-                (s.group.row.prompt, [i for r in s.rollouts for i in r.images], total.tolist())
-                for s, total in zip(samples, totals, strict=True)
-            ],
-        )
 
-    def _passes(self) -> dict[str, int]:
-        return {
-            "denoiser_forwards": self.policy.denoiser_forwards,
-            "denoiser_backwards": self.policy.denoiser_backwards,
-        }
+def samples_for_a_sheet(
+    samples: Sequence[Sampled], totals: Sequence[Tensor]
+) -> list[tuple[str, list[Any], list[float]]]:
+    """(prompt, images, total rewards) of each group."""
+    return [
+        (s.group.row.prompt, [image for r in s.rollouts for image in r.images], total.tolist())
+        for s, total in zip(samples, totals, strict=True)
+    ]
 
-    def _weights(self) -> dict[str, Tensor]:
-        return {name: p.detach().clone() for name, p in self.policy.parameters.items()}
+
+def check_call(pipe: Any, config: GRPOConfig) -> None:
+    """Refuses arguments that the pipeline's call does not take.
+
+    Raises:
+        ConfigError: names the argument and the nearest one.
+    """
+    known = list(inspect.signature(type(pipe).__call__).parameters)
+    for section, call in (
+        ("sampling.call", config.sampling.call),
+        ("evaluation.call", config.evaluation.call or {}),
+    ):
+        for name in call.keys() - set(known):
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f' did you mean "{close[0]}"?' if close else f" It takes {', '.join(known[1:])}."
+            raise ConfigError(f"{section}.{name} is no argument of {type(pipe).__name__};{hint}")
 
 
 def with_sources(
@@ -376,13 +375,6 @@ def with_sources(
         if isinstance(value, (str, Path)):
             data[section][key] = str(value)
     return GRPOConfig.model_validate(data)
-
-
-def _given(argument: Any, setting: Any, name: str) -> Any:
-    value = setting if argument is None else argument
-    if value is None:
-        raise ConfigError(f"{name} is missing; set it in the config, or pass it to GRPOTrainer.")
-    return value
 
 
 def _device(name: str) -> torch.device:

@@ -57,7 +57,7 @@ def finished(world):
 
 
 def test_the_printed_snippet_gives_the_runs_images(world, finished, monkeypatch, capsys):
-    """The four lines, run as they stand, with the noise of the evaluation."""
+    """The four lines, with the noise of the evaluation added to the last."""
     code = run(monkeypatch, "train", world / "config.yaml", "--resume")
     assert code == 0
     snippet = capsys.readouterr().out.split("Use it with plain diffusers:\n\n")[1].strip()
@@ -68,9 +68,9 @@ def test_the_printed_snippet_gives_the_runs_images(world, finished, monkeypatch,
 
     from flowgrpo.evaluate import initial_noise_seed
 
-    scope = {"prompt": "a fox"}
+    scope = {}
     noise = "torch.Generator().manual_seed(seed)"
-    lines[3] = lines[3].replace("pipe(prompt", f"pipe(prompt, generator={noise}")
+    lines[3] = lines[3].replace("pipe('a fox'", f"pipe('a fox', generator={noise}")
     exec("\n".join(lines), {"torch": torch, "seed": initial_noise_seed(0, "a fox", 0)}, scope)
     saved = Image.open(finished / "eval" / "epoch-0001" / "test_prompts" / "0000-seed0.png")
     assert ImageChops.difference(scope["image"], saved).getbbox() is None
@@ -121,7 +121,14 @@ def test_plan_loads_no_model(world, monkeypatch, capsys):
         (["model.path=./nowhere"], 'model.path is "./nowhere", but there is no such folder'),
         (["model.path=."], "that folder is no pipeline"),
         (["model.path=null"], "model.path is missing"),
-        (["rewards=[{reward: ocr, params: {skore: exact}}]", "reward=null"], "reward"),
+        (["reward={reward: ocr, params: {skore: exact}}"], 'did you mean "score"?'),
+        (["sampling.call.guidance_scal=2"], 'did you mean "guidance_scale"?'),
+        (["sampling.call.generator=2"], "sampling.call.generator is set"),
+        (["evaluation.call={return_dict: false}"], "evaluation.call.return_dict is set"),
+        (["evaluation.seeds=0"], "evaluation.seeds is"),
+        (["train.lr=.inf"], "train.lr is inf"),
+        (["model.path=configs/nowhere"], "there is no such folder"),
+        (["prompts.train.x=1"], "override prompts.train as a whole"),
     ],
 )
 def test_bad_input_is_one_sentence_and_a_failure(

@@ -135,7 +135,7 @@ def test_without_kl_weight_no_reference_forward_is_made(tmp_path):
     for weight in (0.0, 0.1):
         run = trainer(tmp_path / str(weight), train={"epochs": 1, "kl_weight": weight})
         run.train()
-        counts[weight] = run.policy.denoiser_forwards
+        counts[weight] = run.policy.passes["denoiser_forwards"]
         assert ("kl" in metrics(tmp_path / str(weight))[0]) == (weight > 0)
     # 4 groups x (5 sampled + 2 replayed) steps; the reference replays 2 more.
     assert counts == {0.0: 28, 0.1: 36}
@@ -214,15 +214,19 @@ def test_a_damaged_newest_checkpoint_is_skipped_with_a_message(tmp_path, capsys)
     assert "epoch-0002 is damaged" in capsys.readouterr().err
 
 
-def test_evaluation_restores_the_weights_and_shows_the_average(tmp_path):
+def test_evaluation_shows_the_average_and_leaves_training_alone(tmp_path):
     run = trainer(tmp_path / "run", train={"epochs": 3, "ema": 0.5}, evaluation={"every": 1})
     plain = trainer(tmp_path / "plain", train={"epochs": 3})
-    run.train(), plain.train()
-    for name, parameter in plain.policy.parameters.items():
-        assert torch.equal(parameter, run.policy.parameters[name])
-    averages = [run.state.average[n] - p for n, p in run.policy.parameters.items()]
-    assert max(a.abs().max() for a in averages) > 0
+    state = torch.get_rng_state()
+    run.train()
+    assert torch.equal(torch.get_rng_state(), state)
+    plain.train()
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "plain")
     assert sorted(run.folder.evaluations()) == [0, 1, 2, 3]
+    for name, parameter in run.policy.parameters.items():
+        assert torch.equal(parameter, run.state.average[name])
+    live = plain.policy.parameters
+    assert any(not torch.equal(live[n], p) for n, p in run.policy.parameters.items())
 
 
 def test_evaluation_does_not_depend_on_the_other_prompts(tmp_path):
@@ -298,6 +302,72 @@ def test_a_reward_that_does_not_look_at_the_image_is_refused(tmp_path):
         trainer(tmp_path / "run", reward=constant).train()
 
 
+def test_a_resume_with_another_setting_names_it(tmp_path):
+    trainer(tmp_path / "run", train={"epochs": 1}).train()
+    with pytest.raises(ConfigError, match=r"train.lr was 0.01 and is 0.02"):
+        trainer(tmp_path / "run", resume=True, train={"epochs": 2, "lr": 2e-2})
+    more = trainer(tmp_path / "run", resume=True, train={"epochs": 2})
+    assert more.state.epoch == 1
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_weights_move(tmp_path):
+    run = trainer(tmp_path / "run", train={"epochs": 1})
+    before = {name: p.detach().clone() for name, p in run.policy.parameters.items()}
+    next(iter(run.policy.parameters.values())).register_hook(lambda g: g * float("nan"))
+    with pytest.raises(RuntimeError, match="non-finite"):
+        run.train()
+    assert all(torch.equal(p, before[name]) for name, p in run.policy.parameters.items())
+
+
+def test_a_metrics_file_that_a_kill_cut_short_is_read_up_to_there(tmp_path):
+    trainer(tmp_path / "run", train={"epochs": 1}).train()
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 2, "rew')
+    trainer(tmp_path / "run", resume=True, train={"epochs": 2}).train()
+    assert [line["epoch"] for line in metrics(tmp_path / "run")] == [1, 2]
+
+
+@pytest.mark.parametrize("section", ["sampling", "evaluation"])
+def test_an_argument_that_the_pipeline_does_not_take_is_refused(tmp_path, section):
+    with pytest.raises(ConfigError, match=f"{section}.call.guidance_scal is no .* guidance_scale"):
+        trainer(tmp_path / "run", **{section: {"call": {"guidance_scal": 2}}})
+
+
+def test_rewards_with_weights_are_logged_apart_and_trained_together(tmp_path):
+    def darkness(images, prompts, **columns):
+        return [1 - r for r in redness(images, prompts)]
+
+    from flowgrpo.scoring import Reward
+
+    both = [Reward(name="red", function=redness, weight=2.0), Reward(name="dark", function=darkness)]
+    trainer(tmp_path / "run", reward=both, train={"epochs": 1}).train()
+    (line,) = metrics(tmp_path / "run")
+    red, dark = (line["rewards"][name]["mean"] for name in ("red", "dark"))
+    assert red + dark == pytest.approx(1)
+    assert line["total"]["mean"] == pytest.approx(2 * red + dark)
+
+
+def test_two_rewards_of_one_name_are_refused_also_across_the_lists(tmp_path):
+    with pytest.raises(ConfigError, match='two rewards are called "redness"'):
+        GRPOTrainer(
+            build("sd3"), redness, PROMPTS, held_out_funcs=redness, args=settings(tmp_path / "run")
+        )
+
+
+def test_a_pipeline_that_has_an_adapter_is_refused(tmp_path):
+    pipe = build("sd3")
+    trainer(tmp_path / "a", pipe=pipe)
+    with pytest.raises(ValueError, match="already has the adapters"):
+        trainer(tmp_path / "b", pipe=pipe)
+
+
+def test_the_number_of_optimiser_steps_is_the_plans(tmp_path):
+    run = trainer(tmp_path / "run", train={"epochs": 3, "updates_per_epoch": 4, "passes": 2})
+    run.train()
+    steps = {int(state["step"]) for state in run.optimiser.state.values()}
+    assert steps == {run.plan.optimiser_steps} == {12}
+
+
 def test_paths_given_as_arguments_are_in_the_run_folders_config(tmp_path):
     build("sd3").save_pretrained(tmp_path / "model")
     args = settings(tmp_path / "run", train={"epochs": 0})
@@ -351,15 +421,15 @@ def test_a_replay_that_drifts_stops_the_run(tmp_path):
     run = trainer(tmp_path / "run", train={"epochs": 1})
     sample = run._sample
 
-    def disturbed(groups):
-        samples = sample(groups)
+    def disturbed(*arguments):
+        samples = sample(*arguments)
         with torch.no_grad():
             for parameter in run.policy.parameters.values():
                 parameter.add_(0.3)
         return samples
 
     run._sample = disturbed
-    with pytest.raises(ReplayError, match="away from its rollout before any update"):
+    with pytest.raises(ReplayError, match=r"step \d replays .* away from its rollout before any update"):
         run.train()
 
 

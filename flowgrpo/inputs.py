@@ -1,0 +1,78 @@
+"""What a run needs before any model is loaded: rewards, prompts and a plan, checked together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flowgrpo.config import ConfigError, GRPOConfig
+from flowgrpo.plan import Plan
+from flowgrpo.prompts import PromptSource, Row, load_prompts
+from flowgrpo.scoring import Reward, as_rewards, load_rewards, unique, validate_rows
+
+
+@dataclass(kw_only=True, frozen=True)
+class Inputs:
+    """All that `train` and `plan` read."""
+
+    rewards: Sequence[Reward]
+    """Trained on, and scored at evaluation too."""
+    held_out: Sequence[Reward]
+    """Scored at evaluation only."""
+    rows: Sequence[Row]
+    test_rows: Sequence[Row]
+    plan: Plan
+
+    @property
+    def scored(self) -> list[Reward]:
+        """The rewards of an evaluation; the first is the headline."""
+        return [*self.held_out, *self.rewards]
+
+    @property
+    def warnings(self) -> list[str]:
+        shared = {_bag(row) for row in self.rows} & {_bag(row) for row in self.test_rows}
+        if not shared:
+            return []
+        return [f"{len(shared)} test prompts are training prompts too, word order aside."]
+
+
+def read_inputs(
+    config: GRPOConfig,
+    *,
+    reward_funcs: Any = None,
+    held_out_funcs: Any = None,
+    train_dataset: PromptSource | None = None,
+    eval_dataset: PromptSource | None = None,
+) -> Inputs:
+    """Reads what `config` names; arguments, where given, stand in for it.
+
+    Raises:
+        ConfigError: a reward, a prompt or a setting that cannot work.
+    """
+    rewards = as_rewards(reward_funcs) if reward_funcs else load_rewards(config.rewards)
+    held_out = as_rewards(held_out_funcs) if held_out_funcs else load_rewards(config.held_out)
+    if not rewards:
+        raise ConfigError("rewards is empty, but training needs one; add `reward: ocr`, say.")
+    unique([*held_out, *rewards])
+    sampling = config.sampling
+    if sampling.kind == "ode" or sampling.noise_level == 0:
+        raise ConfigError(
+            f"sampling.kind is {sampling.kind} with noise_level {sampling.noise_level}, but "
+            "training needs random steps; use flow_sde with 0.7, say."
+        )
+    train = config.prompts.train if train_dataset is None else train_dataset
+    test = config.prompts.test if eval_dataset is None else eval_dataset
+    if train is None:
+        raise ConfigError("prompts.train is missing; name a file of prompts.")
+    rows, test_rows = load_prompts(train), [] if test is None else load_prompts(test)
+    validate_rows([*rewards, *held_out], [*rows, *test_rows])
+    return Inputs(
+        rewards=rewards,
+        held_out=held_out,
+        rows=rows,
+        test_rows=test_rows,
+        plan=Plan(config=config, rows=rows),
+    )
+
+
+def _bag(row: Row) -> tuple[str, ...]:
+    return tuple(sorted(row.prompt.lower().split()))
