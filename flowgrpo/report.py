@@ -213,17 +213,18 @@ def draw_curves(folder: RunFolder, headline: str) -> None:
     figure.savefig(folder.path / "curves.png", dpi=120)
 
 
-def draw_before_after(folder: RunFolder, headline: str, epoch: int, rows: int = 10) -> None:
-    """The first held-out prompts, base beside tuned with the same noise, as compare.png."""
+def draw_before_after(folder: RunFolder, headline: str, epoch: int, most: int = 12) -> None:
+    """Held-out prompts from all over the file, base beside tuned with the same noise."""
     evaluations = folder.evaluations()
     name = "test_prompts" if "test_prompts" in evaluations[0] else "train_prompts"
     data = json.loads((folder.evaluation(0) / SCORES).read_text())
-    prompts, seeds = data["prompts"][name][:rows], data["seeds"][:2]
+    prompts, seeds = data["prompts"][name], data["seeds"][:2]
+    rows = range(0, len(prompts), -(-len(prompts) // most))
     columns = [
         (e, label, s) for s, _ in enumerate(seeds) for e, label in ((0, "base"), (epoch, "tuned"))
     ]
     pictures, captions = [], []
-    for row in range(len(prompts)):
+    for row in rows:
         paths = [
             folder.evaluation(e) / name / f"{row:04d}-seed{seeds[s]}.png" for e, _, s in columns
         ]
@@ -232,15 +233,18 @@ def draw_before_after(folder: RunFolder, headline: str, epoch: int, rows: int = 
             [f"{float(evaluations[e][name][headline][row, s]):.2f}" for e, _, s in columns]
         )
     labels = [f"{label}, seed {seeds[s]}" for _, label, s in columns]
-    draw_grid(pictures, prompts, labels, captions).save(folder.path / "compare.png")
+    draw_grid(pictures, [prompts[row] for row in rows], labels, captions).save(
+        folder.path / "compare.png"
+    )
 
 
-def snippet(config: GRPOConfig, pipeline: type, lora: Path, prompt: str) -> str:
+def snippet(config: GRPOConfig, pipeline: Any, lora: Path, prompt: str) -> str:
     """Four lines of plain diffusers that use the result; "" where the model has no path."""
     path = config.model.path
     if path is None:
         return ""
-    absent = "".join(f", {name}=None" for name in absent_parts(path))
+    needed = set(absent_parts(path)) - set(pipeline._optional_components)
+    absent = "".join(f", {name}=None" for name in sorted(needed))
     dtype = config.model.dtype
     loaded = "" if dtype == "float32" else f', dtype="{dtype}"'
     arguments = "".join(f", {key}={value!r}" for key, value in config.evaluation_call.items())

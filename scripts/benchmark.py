@@ -1,8 +1,8 @@
 """Where the time of an epoch goes: python scripts/benchmark.py [CONFIG] [section.key=value ...].
 
-Runs a few epochs with stop-watches on the denoiser (forward and backward), the VAE, the text
-encoders and the rewards; what is left is the trainer and the pipeline's own glue. Rewards run
-inline here, so that no second counts twice.
+Runs a few epochs, checkpoints included, with stop-watches on the denoiser (forward and backward),
+the VAE, the text encoders and the rewards; what is left is the trainer and the pipeline's own glue.
+Rewards run inline here, so that no second counts twice.
 """
 
 import tempfile
@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
+from unittest.mock import patch
 
 import typer
 
-from flowgrpo.cli import main as _  # noqa: F401  sets the wait policy before torch is imported
+import flowgrpo.cli  # noqa: F401  sets the wait policy before torch is imported
 from flowgrpo.config import load_config
 
 
@@ -54,14 +55,14 @@ def main(
     """Print the share of an epoch that each part takes."""
     import torch
 
-    from flowgrpo import trainer
     from flowgrpo.policy import modules_of
     from flowgrpo.scoring import Reward
+    from flowgrpo.trainer import GRPOTrainer
 
     watches = StopWatches()
     with tempfile.TemporaryDirectory() as folder:
-        fixed = [f"output_dir={folder}/run", f"train.epochs={epochs}", "evaluation.max_prompts=1"]
-        run = trainer.GRPOTrainer(args=load_config(config, [*(overrides or []), *fixed]))
+        fixed = [f"output_dir={folder}/run", f"train.epochs={epochs}"]
+        run = GRPOTrainer(args=load_config(config, [*(overrides or []), *fixed]))
         run.rewards = [
             Reward(name=r.name, function=watches.timed("rewards", r.function), weight=r.weight)
             for r in run.rewards
@@ -70,17 +71,18 @@ def main(
             part = (
                 "denoiser" if name in run.policy.denoisers else "vae" if name == "vae" else "text"
             )
-            module.forward = watches.timed(part, module.forward)  # type: ignore[method-assign]
-        run.policy.pipe.vae.decode = watches.timed("vae", run.policy.pipe.vae.decode)
-        torch.Tensor.backward = watches.timed(  # type: ignore[method-assign]
-            "denoiser backward", torch.Tensor.backward
-        )
-        run._evaluate = lambda: None  # type: ignore[method-assign]
-        trainer.refuse_constant = lambda *_: None
-        run._finish = lambda: {}  # type: ignore[method-assign]
-        watches.seconds.clear()
-        run.train()
-        total = run.state.seconds
+            vars(module)["forward"] = watches.timed(part, module.forward)
+        vars(run.policy.pipe.vae)["decode"] = watches.timed("vae", run.policy.pipe.vae.decode)
+        backward = watches.timed("denoiser backward", torch.Tensor.backward)
+        with (
+            patch("flowgrpo.trainer.refuse_constant"),
+            patch.object(GRPOTrainer, "_evaluate"),
+            patch.object(GRPOTrainer, "_finish"),
+            patch.object(torch.Tensor, "backward", backward),
+        ):
+            started = time.perf_counter()
+            run.train()
+            total = time.perf_counter() - started
     for name, seconds in sorted(watches.seconds.items(), key=lambda item: -item[1]):
         print(f"{name:20}{seconds / total:7.1%}")
     print(f"{'everything else':20}{1 - sum(watches.seconds.values()) / total:7.1%}")

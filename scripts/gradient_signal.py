@@ -2,12 +2,12 @@
 
     python scripts/gradient_signal.py CONFIG [--images 512] [--base override]... SETTING...
 
-Each SETTING is a comma-separated list of overrides, e.g.
-"sampling.noise_level=0.5,sampling.window.size=1". With the weights that the policy starts from, the
+Each SETTING is a list of overrides, separated by semicolons, as
+"sampling.noise_level=0.5;sampling.window.size=1". With the weights that the policy starts from, the
 gradient of many groups is computed in chunks. The chunks' mean scalar product estimates the squared
 length of the true gradient, the rest of their squared length is noise. Printed is the number of
-images whose mean gradient has as much signal as noise, and the
-seconds that this takes: the lower, the faster a run can learn.
+images whose mean gradient has as much signal as noise, and the seconds that this takes: the lower,
+the faster a run can learn. Signal over its standard error tells whether to believe it.
 """
 
 import tempfile
@@ -17,13 +17,15 @@ from typing import Annotated
 
 import typer
 
-from flowgrpo.cli import main as _  # noqa: F401  sets the wait policy before torch is imported
+import flowgrpo.cli  # noqa: F401  sets the wait policy before torch is imported
 from flowgrpo.config import load_config
 
 
 def main(
     config: Path,
-    settings: Annotated[list[str], typer.Argument(help="Comma-separated overrides, one set each.")],
+    settings: Annotated[
+        list[str], typer.Argument(help="Overrides separated by semicolons, one set each.")
+    ],
     images: Annotated[int, typer.Option(help="Images to measure each setting with.")] = 512,
     chunk: Annotated[int, typer.Option(help="Groups per chunk.")] = 2,
     base: Annotated[list[str] | None, typer.Option(help="Override for all settings.")] = None,
@@ -34,9 +36,9 @@ def main(
     from flowgrpo.advantages import advantages
     from flowgrpo.trainer import GRPOTrainer, Tally
 
-    print(f"{'reward':>7} {'spread':>7} {'images':>8} {'seconds':>8}  setting")
+    print(f"{'reward':>7} {'spread':>7} {'images':>8} {'seconds':>8} {'s/err':>6}  setting")
     for setting in settings:
-        overrides = [*(base or []), *(part for part in setting.split(",") if "=" in part)]
+        overrides = [*(base or []), *(part for part in setting.split(";") if part)]
         with tempfile.TemporaryDirectory() as folder:
             args = load_config(
                 config, [*overrides, f"output_dir={folder}/run", "train.updates_per_epoch=1"]
@@ -66,10 +68,13 @@ def main(
         needed = (
             float(noise / signal) * chunk * args.sampling.group_size if signal > 0 else float("inf")
         )
+        pairs = products[~torch.eye(number, dtype=torch.bool)]
+        error = float(pairs.std() / (number * (number - 1) / 2) ** 0.5)
         total = torch.stack([g for group in rewards.values() for g in group])
         print(
             f"{total.mean():7.3f} {total.std(dim=1).mean():7.3f} {needed:8.0f} "
-            f"{needed * seconds / (groups * args.sampling.group_size):8.1f}  {setting}",
+            f"{needed * seconds / (groups * args.sampling.group_size):8.1f} "
+            f"{float(signal) / error:6.1f}  {setting}",
             flush=True,
         )
 

@@ -128,7 +128,7 @@ def test_plan_loads_no_model(world, monkeypatch, capsys):
         (["evaluation.seeds=0"], "evaluation.seeds is"),
         (["train.lr=.inf"], "train.lr is inf"),
         (["model.path=configs/nowhere"], "there is no such folder"),
-        (["prompts.train.x=1"], "override prompts.train as a whole"),
+        (["prompts.train.x=1"], "override train as a whole"),
     ],
 )
 def test_bad_input_is_one_sentence_and_a_failure(

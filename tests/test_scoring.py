@@ -19,7 +19,9 @@ def test_the_built_in_rewards_are_those_of_the_package():
 
 
 def test_a_function_is_found_in_a_file_and_in_a_module(tmp_path):
-    (tmp_path / "mine.py").write_text("def one(images, prompts, **c):\n    return [1.0] * len(images)\n")
+    (tmp_path / "mine.py").write_text(
+        "def one(images, prompts, **c):\n    return [1.0] * len(images)\n"
+    )
     assert find_reward(f"{tmp_path}/mine.py:one")([1, 2], ["a", "b"]) == [1.0, 1.0]
     assert find_reward("rewards.ocr:ocr").__name__ == "ocr"
 

@@ -329,7 +329,9 @@ def test_a_metrics_file_that_a_kill_cut_short_is_read_up_to_there(tmp_path):
 
 @pytest.mark.parametrize("section", ["sampling", "evaluation"])
 def test_an_argument_that_the_pipeline_does_not_take_is_refused(tmp_path, section):
-    with pytest.raises(ConfigError, match=f"{section}.call.guidance_scal is no .* guidance_scale"):
+    with pytest.raises(
+        ConfigError, match=f'{section}.call.guidance_scal is no .*mean "guidance_scale"'
+    ):
         trainer(tmp_path / "run", **{section: {"call": {"guidance_scal": 2}}})
 
 
@@ -339,7 +341,10 @@ def test_rewards_with_weights_are_logged_apart_and_trained_together(tmp_path):
 
     from flowgrpo.scoring import Reward
 
-    both = [Reward(name="red", function=redness, weight=2.0), Reward(name="dark", function=darkness)]
+    both = [
+        Reward(name="red", function=redness, weight=2.0),
+        Reward(name="dark", function=darkness),
+    ]
     trainer(tmp_path / "run", reward=both, train={"epochs": 1}).train()
     (line,) = metrics(tmp_path / "run")
     red, dark = (line["rewards"][name]["mean"] for name in ("red", "dark"))
@@ -429,7 +434,9 @@ def test_a_replay_that_drifts_stops_the_run(tmp_path):
         return samples
 
     run._sample = disturbed
-    with pytest.raises(ReplayError, match=r"step \d replays .* away from its rollout before any update"):
+    with pytest.raises(
+        ReplayError, match=r"step \d replays .* away from its rollout before any update"
+    ):
         run.train()
 
 
