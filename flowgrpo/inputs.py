@@ -7,7 +7,7 @@ from typing import Any
 from flowgrpo.config import ConfigError, GRPOConfig
 from flowgrpo.plan import Plan
 from flowgrpo.prompts import PromptSource, Row, load_prompts
-from flowgrpo.scoring import Reward, as_rewards, load_rewards, unique, validate_rows
+from flowgrpo.scoring import Reward, as_rewards, load_rewards, unique, validate_rows, weighted
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -39,6 +39,7 @@ def read_inputs(
     config: GRPOConfig,
     *,
     reward_funcs: Any = None,
+    reward_weights: Sequence[float] | None = None,
     held_out_funcs: Any = None,
     train_dataset: PromptSource | None = None,
     eval_dataset: PromptSource | None = None,
@@ -49,6 +50,8 @@ def read_inputs(
         ConfigError: a reward, a prompt or a setting that cannot work.
     """
     rewards = as_rewards(reward_funcs) if reward_funcs else load_rewards(config.rewards)
+    if reward_weights is not None:
+        rewards = weighted(rewards, reward_weights)
     held_out = as_rewards(held_out_funcs) if held_out_funcs else load_rewards(config.held_out)
     if not rewards:
         raise ConfigError("rewards is empty, but training needs one; add `reward: ocr`, say.")

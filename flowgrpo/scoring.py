@@ -17,7 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,16 @@ def as_rewards(functions: Any) -> list[Reward]:
         else:
             rewards += load_rewards([RewardConfig(reward=item)])
     return unique(rewards)
+
+
+def weighted(rewards: Sequence[Reward], weights: Sequence[float]) -> list[Reward]:
+    """The rewards with these weights, one each."""
+    if len(weights) != len(rewards):
+        raise ConfigError(
+            f"reward_weights has {len(weights)} numbers, but there are {len(rewards)} rewards; "
+            "give one each."
+        )
+    return [replace(r, weight=float(w)) for r, w in zip(rewards, weights, strict=True)]
 
 
 def find_reward(spec: str) -> RewardFunction:

@@ -80,6 +80,7 @@ class GRPOTrainer:
             default: `args.prompts.train`.
         eval_dataset: the same, held out; default: `args.prompts.test`.
         held_out_funcs: rewards for evaluation only; default: `args.held_out`.
+        reward_weights: of the rewards in their sum, one each.
         args: all settings.
         resume: go on from the newest checkpoint of `args.output_dir`.
 
@@ -94,6 +95,7 @@ class GRPOTrainer:
         train_dataset: PromptSource | None = None,
         eval_dataset: PromptSource | None = None,
         held_out_funcs: Any = None,
+        reward_weights: Sequence[float] | None = None,
         args: GRPOConfig | None = None,
         resume: bool = False,
     ):
@@ -102,6 +104,7 @@ class GRPOTrainer:
         self.inputs = read_inputs(
             self.config,
             reward_funcs=reward_funcs,
+            reward_weights=reward_weights,
             held_out_funcs=held_out_funcs,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,

@@ -33,7 +33,7 @@ def aesthetic(
     weights: str | None = None,
     clip_model: str = "ViT-L-14",
     clip_pretrained: str | None = "openai",
-    device: str = "cpu",
+    device: str | None = None,
     **columns: Any,
 ) -> list[float]:
     """Score how much people would like each picture.
@@ -46,7 +46,7 @@ def aesthetic(
         clip_model: as in `rewards.clip`; its embeddings must have 768 numbers, and the published
             head means something only on OpenAI's ViT-L/14.
         clip_pretrained: tag or file of its weights; None for a folder or the hub.
-        device: where CLIP runs, for example `cuda`.
+        device: where CLIP runs; by default on the GPU if there is one.
         columns: dataset columns, not read.
 
     Returns:

@@ -50,7 +50,7 @@ def clip(
     *,
     model: str = "ViT-B-32",
     pretrained: str | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     **columns: Any,
 ) -> list[float]:
     """Score each picture against its own prompt.
@@ -62,7 +62,7 @@ def clip(
         model: an open_clip name, a folder with `open_clip_config.json` (`local-dir:FOLDER` or its
             plain path), or `hf-hub:org/name`.
         pretrained: tag or file of the weights, only for an open_clip name.
-        device: where the model runs, for example `cuda`.
+        device: where the model runs; by default on the GPU if there is one.
         columns: dataset columns, not read.
 
     Returns:
@@ -85,7 +85,7 @@ def clip(
 
 
 def describe(
-    *, model: str = "ViT-B-32", pretrained: str | None = None, device: str = "cpu"
+    *, model: str = "ViT-B-32", pretrained: str | None = None, device: str | None = None
 ) -> dict[str, Any]:
     """What a score depends on, for a run's record."""
     import open_clip
@@ -144,8 +144,10 @@ _cut: dict[str, set[str]] = defaultdict(set)
 
 
 @functools.cache
-def load(model: str, pretrained: str | None = None, device: str = "cpu") -> Clip:
+def load(model: str, pretrained: str | None = None, device: str | None = None) -> Clip:
     """Load an open_clip model once for each combination of arguments; see `clip` for them."""
+    import torch
+
     try:
         import open_clip
     except ImportError as error:
@@ -153,6 +155,7 @@ def load(model: str, pretrained: str | None = None, device: str = "cpu") -> Clip
             "rewards clip and aesthetic need open_clip, which is not installed; "
             "pip install open_clip_torch."
         ) from error
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     name = f"local-dir:{model}" if (Path(model) / "open_clip_config.json").is_file() else model
     quick_gelu = False
     if ":" in name:

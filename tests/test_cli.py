@@ -1,5 +1,6 @@
 """The command line: bad input is one sentence and a non-zero exit, before a model is loaded."""
 
+import json
 import sys
 
 import pytest
@@ -82,6 +83,37 @@ def test_compare_draws_a_grid(finished, monkeypatch, tmp_path):
         run(monkeypatch, "compare", finished, "--scales", "0,0.5,1", "--seed", 1, "--out", out) == 0
     )
     assert Image.open(out).width > 4 * 100
+
+
+def test_compare_takes_checkpoints_other_loras_and_several_runs(world, finished, monkeypatch):
+    from flowgrpo import compare
+
+    second = world / "run2"
+    if not second.exists():
+        assert (
+            run(monkeypatch, "train", world / "config.yaml", f"output_dir={second}", "seed=5") == 0
+        )
+    columns = compare.columns_of_runs(
+        [finished, second], checkpoints=True, loras=[finished / "lora"]
+    )
+    assert [c.label for c in columns] == [
+        "base", "run: epoch-0001", "run: tuned", "run2: epoch-0001", "run2: tuned", "lora",
+    ]  # fmt: skip
+    (line,) = compare.pictures_of(columns, compare.load_prompts(["a fox"]), [3])
+    base, checkpoint, tuned, _, other, lora = line
+    assert ImageChops.difference(checkpoint, tuned).getbbox() is None
+    assert ImageChops.difference(lora, tuned).getbbox() is None
+    assert ImageChops.difference(base, tuned).getbbox() is not None
+    assert ImageChops.difference(other, tuned).getbbox() is not None
+
+
+def test_the_lora_carries_a_record_of_how_it_is_used(finished):
+    record = json.loads((finished / "lora" / "generation.json").read_text())
+    assert record["pipeline"] == "StableDiffusion3Pipeline"
+    assert record["scheduler"]["class"] == "FlowMatchEulerDiscreteScheduler"
+    assert record["scheduler"]["shift"] == 3.0
+    assert record["evaluation"] == {**CALL, "guidance_scale": 1.0, "num_inference_steps": 3}
+    assert {"torch", "diffusers", "peft", "python"} <= record["versions"].keys()
 
 
 def test_a_scale_of_zero_is_the_base_and_one_cell_alone_equals_its_cell(finished):

@@ -58,7 +58,7 @@ def test_callables_names_and_lists_are_rewards():
 
 def test_a_row_that_a_reward_cannot_score_names_its_place():
     (ocr,) = load_rewards([RewardConfig(reward="ocr")])
-    with pytest.raises(ConfigError, match="prompts.txt line 7: .*names no text"):
+    with pytest.raises(ConfigError, match=r"prompts.txt line 7: .*names no text"):
         validate_rows([ocr], [row("a red cube")])
     validate_rows([ocr], [row('a sign that says "CAT"'), row("a red cube", target="CUBE")])
 

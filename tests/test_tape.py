@@ -178,7 +178,7 @@ def test_a_window_that_holds_the_last_step_or_runs_past_it_is_refused(window, me
 def test_a_scheduler_that_the_kernels_do_not_describe_is_refused(scheduler):
     pipe = build("sd3")
     pipe.scheduler = scheduler
-    with pytest.raises(ValueError, match="scheduler is .*must be a first-order flow-matching one"):
+    with pytest.raises(ValueError, match=r"scheduler is .*must be a first-order flow-matching one"):
         Policy(pipe)
 
 

@@ -298,7 +298,7 @@ def test_a_reward_that_does_not_look_at_the_image_is_refused(tmp_path):
     def constant(images, prompts, **columns):
         return [0.5] * len(images)
 
-    with pytest.raises(RewardError, match="constant is 0.5 for a black, a white and a noise image"):
+    with pytest.raises(RewardError, match=r"constant is 0.5 for a black, a white and a noise image"):
         trainer(tmp_path / "run", reward=constant).train()
 
 
@@ -339,15 +339,12 @@ def test_rewards_with_weights_are_logged_apart_and_trained_together(tmp_path):
     def darkness(images, prompts, **columns):
         return [1 - r for r in redness(images, prompts)]
 
-    from flowgrpo.scoring import Reward
-
-    both = [
-        Reward(name="red", function=redness, weight=2.0),
-        Reward(name="dark", function=darkness),
-    ]
-    trainer(tmp_path / "run", reward=both, train={"epochs": 1}).train()
+    args = settings(tmp_path / "run", train={"epochs": 1})
+    GRPOTrainer(
+        build("sd3"), [redness, darkness], PROMPTS, reward_weights=[2.0, 1.0], args=args
+    ).train()
     (line,) = metrics(tmp_path / "run")
-    red, dark = (line["rewards"][name]["mean"] for name in ("red", "dark"))
+    red, dark = (line["rewards"][name]["mean"] for name in ("redness", "darkness"))
     assert red + dark == pytest.approx(1)
     assert line["total"]["mean"] == pytest.approx(2 * red + dark)
 

@@ -1,0 +1,141 @@
+"""The embedded model, its CLIP and its prompts, as a user of the stock libraries finds them."""
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+from diffusers import StableDiffusion3Pipeline
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).parents[1]
+ASSETS = ROOT / "assets"
+sys.path.insert(0, str(ROOT / "scripts"))
+import tiny_world as world  # noqa: E402
+
+MEGABYTE = 10**6
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    """The embedded pipeline, opened without a word about precision."""
+    pipe = StableDiffusion3Pipeline.from_pretrained(
+        ASSETS / "tiny-sd3", text_encoder_3=None, tokenizer_3=None
+    )
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def lines(name):
+    return (ASSETS / "prompts" / f"{name}.txt").read_text().splitlines()
+
+
+def size(folder):
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def draw_with(pipe, prompts, **call):
+    generator = torch.Generator().manual_seed(0)
+    call = {"num_inference_steps": 10, "guidance_scale": 1.0, "max_sequence_length": 1} | call
+    images = pipe(prompts, height=32, width=64, generator=generator, **call).images
+    return [np.asarray(image).astype(float) for image in images]
+
+
+def test_folders_are_within_their_sizes():
+    assert 5 * MEGABYTE < size(ASSETS / "tiny-sd3") <= 12 * MEGABYTE
+    assert size(ASSETS / "tiny-clip") <= 4 * MEGABYTE
+
+
+def test_latents_have_1024_dimensions_on_32_tokens(pipe):
+    latents = pipe(
+        "a red circle", height=32, width=64, num_inference_steps=1, output_type="latent"
+    ).images
+    assert latents.shape == (1, 8, 8, 16)
+    assert pipe.transformer.config.patch_size == 2
+
+
+def test_transformer_and_vae_are_half_precision_on_disk():
+    for part in ("transformer", "vae"):
+        path = ASSETS / "tiny-sd3" / part / "diffusion_pytorch_model.safetensors"
+        assert {weight.dtype for weight in load_file(path).values()} == {torch.float16}
+
+
+def test_test_words_are_not_train_words():
+    train, test = ({line.split('"')[1] for line in lines(f"signs_{s}")} for s in ("train", "test"))
+    assert len(train) >= 150
+    assert len(test) == 64
+    assert not train & test
+    assert all(set(word) <= set(world.LETTERS) and 2 <= len(word) <= 4 for word in train | test)
+
+
+def test_test_shapes_are_not_train_shapes():
+    train, test = set(lines("shapes_train")), set(lines("shapes_test"))
+    assert len(train) >= 150
+    assert len(test) == 64
+    assert not train & test
+
+
+def test_pretraining_scenes_never_hold_a_test_prompt():
+    rng = random.Random(0)
+    seen = {world.random_sign(rng)[0].split('"')[1] for _ in range(3000)}
+    seen |= {world.random_shapes(rng)[0] for _ in range(3000)}
+    held_out = {line.split('"')[1] for line in lines("signs_test")} | set(lines("shapes_test"))
+    assert not seen & held_out
+
+
+@pytest.mark.parametrize("make", [world.random_sign, world.random_shapes])
+def test_a_prompt_draws_the_picture_it_was_made_from(make):
+    rng = random.Random(1)
+    for _ in range(50):
+        prompt, image = make(rng)
+        assert np.array_equal(np.asarray(world.draw(prompt)), np.asarray(image))
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "tokenizer_2"])
+def test_tokenizers_spell_words_and_keep_fixed_words_whole(pipe, name):
+    tokenizer = getattr(pipe, name)
+    tokens = tokenizer.tokenize('a red sign that says "REST"')
+    assert tokens == ["a</w>", "red", "sign", "that", "says", '"</w>', *"res", "t</w>", '"</w>']
+    longest = tokenizer('a purple sign that says "MOON"').input_ids
+    assert len(longest) <= tokenizer.model_max_length == 16
+
+
+def test_signs_have_their_colour(pipe):
+    colours = list(world.COLOURS)
+    images = draw_with(pipe, [world.sign_prompt(colour, "NOT") for colour in colours])
+    for colour, image in zip(colours, images, strict=True):
+        ground = np.median(image[5:27, 3:61].reshape(-1, 3), axis=0)
+        distance = {name: np.abs(ground - rgb).sum() for name, rgb in world.COLOURS.items()}
+        assert min(distance, key=distance.get) == colour
+        assert distance[colour] < 60
+
+
+def test_default_context_length_gives_nearly_the_picture_of_one_zero_token(pipe):
+    prompt = ['a green sign that says "HAT"']
+    short, long = (draw_with(pipe, prompt, max_sequence_length=n)[0] for n in (1, 256))
+    other = draw_with(pipe, ["two blue squares"])[0]
+    assert np.abs(short - long).mean() < 0.3 * np.abs(short - other).mean()
+
+
+@pytest.mark.parametrize("family", ["signs", "shapes"])
+def test_tiny_clip_ranks_the_caption_first_among_32(family):
+    name = f"local-dir:{ASSETS / 'tiny-clip'}"
+    model, preprocess = open_clip.create_model_from_pretrained(name)
+    tokenizer = open_clip.get_tokenizer(name)
+    captions = lines(f"{family}_test")
+    pixels = torch.stack([preprocess(world.draw(caption)) for caption in captions])
+    with torch.no_grad():
+        images = model.encode_image(pixels, normalize=True)
+        texts = model.encode_text(tokenizer(captions), normalize=True)
+    halves = [images[i : i + 32] @ texts[i : i + 32].T for i in (0, 32)]
+    right = [(half.argmax(1) == torch.arange(32)).float().mean().item() for half in halves]
+    assert np.mean(right) >= 0.9
+
+
+def test_recorded_base_score_leaves_room_to_improve():
+    scores = json.loads((ASSETS / "scores.json").read_text())
+    assert 0.35 <= scores["ocr, 20 steps, guidance 1"][0] <= 0.7
