@@ -209,7 +209,8 @@ def draw_curves(folder: RunFolder, headline: str) -> None:
     right.set(title=f"{headline} at evaluation", xlabel="epoch")
     for axes in (left, right):
         axes.grid(alpha=0.3)
-        axes.legend(frameon=False)
+        if axes.lines:
+            axes.legend(frameon=False)
     figure.savefig(folder.path / "curves.png", dpi=120)
 
 
