@@ -15,7 +15,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from flowgrpo.config import ConfigError, GRPOConfig, load_config
-from flowgrpo.evaluate import initial_noise_seed
+from flowgrpo.evaluate import evenly_spaced, initial_noise_seed
 from flowgrpo.grids import draw_grid
 from flowgrpo.policy import load_pipeline
 from flowgrpo.prompts import Row, load_prompts
@@ -136,7 +136,8 @@ def rows_and_rewards(
     source = list(prompts) or config.prompts.test or config.prompts.train
     if source is None:
         raise ConfigError("the run names no prompt file; pass --prompt.")
-    rows, rewards = load_prompts(source)[:limit], load_rewards(config.held_out or config.rewards)
+    rows = evenly_spaced(load_prompts(source), limit)
+    rewards = load_rewards(config.held_out or config.rewards)
     validate_rows(rewards, rows)
     return rows, rewards
 

@@ -166,7 +166,7 @@ class EvaluationConfig(Section):
     seeds: list[int] = Field(default=[0], min_length=1)
     """Images per prompt, one a seed; a number n stands for 0 to n - 1."""
     max_prompts: int | None = Field(default=None, ge=1)
-    """At most so many of each prompt file, the first ones."""
+    """At most so many of each prompt file, evenly spaced."""
 
     @field_validator("seeds", mode="before")
     @classmethod

@@ -41,7 +41,7 @@ def evaluate(
     result: dict[str, dict[str, Tensor]] = {}
     prompts: dict[str, list[str]] = {}
     for name, every in rows.items():
-        chosen = list(every)[: config.evaluation.max_prompts]
+        chosen = evenly_spaced(every, config.evaluation.max_prompts)
         if not chosen:
             continue
         scores: dict[str, list[Tensor]] = {reward.name: [] for reward in rewards}
@@ -55,6 +55,13 @@ def evaluate(
         prompts[name] = [row.prompt for row in chosen]
     write_whole(folder / SCORES, json.dumps(_as_json(result, prompts, seeds)))
     return result
+
+
+def evenly_spaced(rows: Sequence[Row], most: int | None) -> list[Row]:
+    """At most `most` of the rows, from all over the file: prompt files are often sorted."""
+    if most is None or len(rows) <= most:
+        return list(rows)
+    return [rows[i * len(rows) // most] for i in range(most)]
 
 
 def write_whole(path: Path, text: str) -> None:

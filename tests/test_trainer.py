@@ -9,6 +9,7 @@ import torch
 from tiny_pipelines import CALL, build
 
 from flowgrpo import ConfigError, GRPOConfig, GRPOTrainer
+from flowgrpo.evaluate import evenly_spaced
 from flowgrpo.policy import Policy, modules_of, reference
 from flowgrpo.report import paired_bootstrap
 from flowgrpo.scoring import RewardError
@@ -227,6 +228,11 @@ def test_evaluation_shows_the_average_and_leaves_training_alone(tmp_path):
         assert torch.equal(parameter, run.state.average[name])
     live = plain.policy.parameters
     assert any(not torch.equal(live[n], p) for n, p in run.policy.parameters.items())
+
+
+def test_a_part_of_a_prompt_file_is_taken_from_all_over_it():
+    assert evenly_spaced(list("abcdefg"), 3) == ["a", "c", "e"]
+    assert evenly_spaced(list("abc"), 3) == evenly_spaced(list("abc"), None) == list("abc")
 
 
 def test_evaluation_does_not_depend_on_the_other_prompts(tmp_path):
