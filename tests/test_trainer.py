@@ -304,7 +304,9 @@ def test_a_reward_that_does_not_look_at_the_image_is_refused(tmp_path):
     def constant(images, prompts, **columns):
         return [0.5] * len(images)
 
-    with pytest.raises(RewardError, match=r"constant is 0.5 for a black, a white and a noise image"):
+    with pytest.raises(
+        RewardError, match=r"constant is 0.5 for a black, a white and a noise image"
+    ):
         trainer(tmp_path / "run", reward=constant).train()
 
 
