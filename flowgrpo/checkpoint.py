@@ -19,13 +19,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
-from flowgrpo.config import ConfigError, GRPOConfig
-from flowgrpo.policy import Policy, load_weights, weights
+from flowgrpo.config import GRPOConfig, plain, refuse_changes
+from flowgrpo.policy import Policy, as_used, load_weights
 
 STATE, MANIFEST, RECORD = "state.safetensors", "manifest.json", "generation.json"
-
-MAY_CHANGE = ("output_dir", "checkpoint_every", "train.epochs", "evaluation.every", "model.device")
-"""Settings that a resumed run may have changed; any other would make it a different run."""
 
 
 @dataclass(kw_only=True)
@@ -49,14 +46,14 @@ def save(
     temporary = folder / f".{target.name}.partial"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    with weights(policy, state.average):
+    with as_used(policy, state.average):
         save_result(temporary, policy, config)
     save_file(_tensors(policy, optimiser, state), temporary / STATE)
     manifest = {
         "state": {k: v for k, v in asdict(state).items() if k != "average"},
         "passes": policy.passes,
         "versions": versions(),
-        "config": config.model_dump(mode="json"),
+        "config": plain(config),
         "files": {path.name: _sha256(path) for path in sorted(temporary.iterdir())},
     }
     (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
@@ -85,7 +82,7 @@ def load_newest(
         if manifest is None:
             print(f"checkpoint {path} is damaged; trying the one before.", file=sys.stderr)
             continue
-        _refuse_changes(manifest["config"], config.model_dump(mode="json"))
+        refuse_changes(manifest["config"], plain(config))
         tensors = load_file(path / STATE)
         load_weights(policy, _under("adapter/", tensors))
         _load_optimiser(_under("optimiser/", tensors), policy, optimiser)
@@ -117,30 +114,6 @@ def versions() -> dict[str, str]:
     """Versions of what decides the numbers."""
     names = ["flowgrpo", "torch", "diffusers", "transformers", "peft"]
     return {"python": platform.python_version(), **{name: version(name) for name in names}}
-
-
-def _refuse_changes(then: dict[str, Any], now: dict[str, Any]) -> None:
-    before, after = _flat(then), _flat(now)
-    changed = [
-        f"{key} was {before.get(key)!r} and is {after.get(key)!r}"
-        for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key) and key not in MAY_CHANGE
-    ]
-    if changed:
-        raise ConfigError(
-            f"the run to resume had other settings ({'; '.join(changed)}), but only "
-            f"{', '.join(MAY_CHANGE)} may change; put them back, or start another run."
-        )
-
-
-def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
 
 
 def _tensors(policy: Policy, optimiser: Optimizer, state: State) -> dict[str, Tensor]:

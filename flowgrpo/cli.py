@@ -7,6 +7,7 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import logging
+import math
 import sys
 import warnings
 from pathlib import Path
@@ -17,7 +18,7 @@ import typer
 from flowgrpo.config import GRPOConfig, load_config
 
 app = typer.Typer(
-    help="GRPO for diffusion image and video models.",
+    help="GRPO for diffusion image models.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -103,6 +104,12 @@ def main() -> None:
             raise
         print(f"flowgrpo: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(1)
+    except Exception as error:
+        if os.environ.get("FLOWGRPO_TRACEBACK"):
+            raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        print(f"flowgrpo: {reason} (FLOWGRPO_TRACEBACK=1 shows where)", file=sys.stderr)
+        sys.exit(1)
 
 
 def _print_plan(config: GRPOConfig) -> None:
@@ -136,7 +143,10 @@ def _print_snippet(config: GRPOConfig, trainer) -> None:
 
 def _numbers(text: str) -> list[float]:
     try:
-        return [float(part) for part in text.split(",") if part.strip()]
+        numbers = [float(part) for part in text.split(",")] if text else []
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError
+        return numbers
     except ValueError:
         raise ValueError(f'--scales is "{text}", but must be numbers like 0,0.5,1.') from None
 

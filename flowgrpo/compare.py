@@ -52,7 +52,7 @@ def columns_of_runs(
         config = _run_config(run)
         prefix = f"{run.name}: " if len(runs) > 1 else ""
         if config.model.path not in {c.config.model.path for c in columns}:
-            columns.append(Column(label="base", config=config))
+            columns.append(Column(label=f"{prefix}base" if columns else "base", config=config))
         if checkpoints:
             for folder in sorted((run / "checkpoints").glob("epoch-*")):
                 columns.append(Column(label=f"{prefix}{folder.name}", config=config, lora=folder))

@@ -1,6 +1,7 @@
 """All that a user chooses, as validated pydantic models; what follows from it is in `plan`."""
 
 import difflib
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -233,8 +234,10 @@ class GRPOConfig(Section):
                     raise ConfigError(
                         "reward and rewards are both set, but one of them is meant; keep rewards."
                     )
-                data["rewards"] = [data.pop("reward")]
+                data["rewards"] = data.pop("reward")
             for key in ("rewards", "held_out"):
+                if isinstance(data.get(key), (str, dict)):
+                    data[key] = [data[key]]
                 if isinstance(data.get(key), list):
                     data[key] = [{"reward": r} if isinstance(r, str) else r for r in data[key]]
         return data
@@ -260,6 +263,22 @@ class GRPOConfig(Section):
         return self
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's numbers (1e-4 is one), and no key twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.YAMLError(f"{key} is there twice, line {node.start_mark.line + 1}")
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"), None
+)
+
+
 def load_config(path: str | Path, overrides: list[str] | None = None) -> GRPOConfig:
     """Reads a YAML file and applies `section.key=value` overrides.
 
@@ -271,8 +290,8 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> GRPOCon
     if not path.is_file():
         raise ConfigError(f"config is {path}, but there is no such file; give a YAML file.")
     try:
-        data = yaml.safe_load(path.read_text()) or {}
-    except yaml.YAMLError as error:
+        data = yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path} holds a {type(data).__name__}, but must hold keys and values.")
@@ -291,7 +310,41 @@ def parse_config(data: dict[str, Any]) -> GRPOConfig:
 
 def dump_config(config: GRPOConfig) -> str:
     """The resolved config as YAML, every default written out."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    return yaml.safe_dump(plain(config), sort_keys=False)
+
+
+def plain(config: GRPOConfig) -> dict[str, Any]:
+    """The config as JSON values; an argument that is none, a picture say, as its repr."""
+    return config.model_dump(mode="json", fallback=repr)
+
+
+MAY_CHANGE = ("output_dir", "checkpoint_every", "train.epochs", "evaluation.every", "model.device")
+"""Settings that a resumed run may have changed; any other would make it a different run."""
+
+
+def refuse_changes(then: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raises ConfigError where settings of a run to resume differ, but for those of MAY_CHANGE."""
+    before, after = _flat(then), _flat(now)
+    changed = [
+        f"{key} was {before.get(key)!r} and is {after.get(key)!r}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key) and key not in MAY_CHANGE
+    ]
+    if changed:
+        raise ConfigError(
+            f"the run to resume had other settings ({'; '.join(changed)}), but only "
+            f"{', '.join(MAY_CHANGE)} may change; put them back, or start another run."
+        )
+
+
+def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
 
 
 def _apply(data: dict[str, Any], override: str) -> None:
@@ -299,6 +352,8 @@ def _apply(data: dict[str, Any], override: str) -> None:
     if not separator or not name:
         raise ConfigError(f'override is "{override}", but must look like section.key=value.')
     *sections, key = name.lstrip("-").split(".")
+    if name in ("reward", "rewards"):  # two spellings of one setting
+        data.pop("reward", None), data.pop("rewards", None)
     for section in sections:
         inner = data.get(section)
         if inner is not None and not isinstance(inner, dict):
@@ -309,7 +364,7 @@ def _apply(data: dict[str, Any], override: str) -> None:
         data[section] = dict(inner or {})
         data = data[section]
     try:
-        data[key] = yaml.safe_load(text)
+        data[key] = yaml.load(text, _Loader)
     except yaml.YAMLError:
         raise ConfigError(
             f'override is "{override}", but its value is not YAML; quote it.'

@@ -37,6 +37,7 @@ def evaluate(
     Returns:
         By set and reward name, scores (prompts, seeds), float64.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     call, seeds = config.evaluation_call, config.evaluation.seeds
     result: dict[str, dict[str, Tensor]] = {}
     prompts: dict[str, list[str]] = {}

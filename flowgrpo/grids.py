@@ -7,7 +7,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 CELL = 192
 """Width of a cell in pixels; smaller pictures are enlarged by whole factors, pixel by pixel."""
-LABEL_WIDTH, LINE, MARGIN = 190, 18, 6
+LABEL_WIDTH, LINE, LETTER, MARGIN = 190, 18, 7, 6
+"""In pixels; LETTER is the width of a letter of the labels' font, about."""
 INK, FAINT, PAPER = "#1a1a1a", "#6b6b6b", "white"
 
 
@@ -28,18 +29,19 @@ def draw_grid(
     cells = [[_fit(picture) for picture in row] for row in pictures]
     width, height = cells[0][0].size
     lines = max((text.count("\n") + 1 for row in captions or [] for text in row), default=0)
-    row_height = height + lines * LINE + MARGIN
-    size = (
-        LABEL_WIDTH + len(column_labels) * (width + MARGIN),
-        LINE + MARGIN + len(cells) * row_height,
-    )
+    labels = [textwrap.wrap(label, LABEL_WIDTH // LETTER) for label in row_labels]
+    headers = [textwrap.wrap(label, width // LETTER) for label in column_labels]
+    row_height = max([height + lines * LINE, *(len(label) * LINE for label in labels)]) + MARGIN
+    head = max([1, *map(len, headers)]) * LINE + MARGIN
+    size = (LABEL_WIDTH + len(headers) * (width + MARGIN), head + len(cells) * row_height)
     sheet = Image.new("RGB", size, PAPER)
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
-    for column, label in enumerate(column_labels):
-        draw.text((LABEL_WIDTH + column * (width + MARGIN), 2), label, INK, font)
-    for row, label in enumerate(row_labels):
-        top = LINE + MARGIN + row * row_height
-        draw.multiline_text((MARGIN, top), "\n".join(textwrap.wrap(label, 27)), INK, font)
+    for column, header in enumerate(headers):
+        left = LABEL_WIDTH + column * (width + MARGIN)
+        draw.multiline_text((left, 2), "\n".join(header), INK, font)
+    for row, label in enumerate(labels):
+        top = head + row * row_height
+        draw.multiline_text((MARGIN, top), "\n".join(label), INK, font)
         for column, cell in enumerate(cells[row]):
             left = LABEL_WIDTH + column * (width + MARGIN)
             sheet.paste(cell, (left, top))

@@ -1,5 +1,7 @@
 """What a run needs before any model is loaded: rewards, prompts and a plan, checked together."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +28,16 @@ class Inputs:
     def scored(self) -> list[Reward]:
         """The rewards of an evaluation; the first is the headline."""
         return [*self.held_out, *self.rewards]
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """What a resumed run must share: prompts by hash, rewards by name and weight."""
+        return {
+            "train_prompts": _sha256(self.rows),
+            "test_prompts": _sha256(self.test_rows),
+            "rewards": {reward.name: reward.weight for reward in self.rewards},
+            "held_out": [reward.name for reward in self.held_out],
+        }
 
     @property
     def warnings(self) -> list[str]:
@@ -75,6 +87,11 @@ def read_inputs(
         test_rows=test_rows,
         plan=Plan(config=config, rows=rows),
     )
+
+
+def _sha256(rows: Sequence[Row]) -> str:
+    content = [[row.prompt, row.columns] for row in rows]
+    return hashlib.sha256(json.dumps(content, default=repr).encode()).hexdigest()
 
 
 def _bag(row: Row) -> tuple[str, ...]:

@@ -85,6 +85,12 @@ class Policy:
         return next(iter(self.parameters.values())).device
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the frozen denoiser weights."""
+        frozen = (p for d in self.denoisers.values() for p in d.parameters() if not p.requires_grad)
+        return next(frozen).dtype
+
+    @property
     def parameters(self) -> dict[str, nn.Parameter]:
         """The trained tensors by name, float32, in a fixed order."""
         return {
@@ -121,6 +127,11 @@ class Policy:
             record(self.pipe, self.denoisers, tape, noise),
         ):
             images = self._call(prompt, seeds, call).images
+        last = tape.window_steps[-1].next_latents if tape.window else None
+        if last is not None and not last.isfinite().all():
+            raise RuntimeError(
+                f'latents of prompt "{prompt}" are not finite; lower train.lr or the noise level.'
+            )
         self.passes["denoiser_forwards"] += tape.recorded_forwards
         return Rollout(prompt=prompt, images=images, tape=tape, call=call, seeds=list(seeds))
 
@@ -194,18 +205,18 @@ def reference(policy: Policy) -> Iterator[None]:
 
 
 @contextmanager
-def weights(policy: Policy, values: dict[str, Tensor] | None) -> Iterator[None]:
-    """Within the block the adapter holds `values` (an average, say); None leaves it as it is."""
-    if values is None:
-        yield
-        return
+def as_used(policy: Policy, average: dict[str, Tensor] | None = None) -> Iterator[None]:
+    """Within the block the adapter is what a user will load: the average, if there is one, in the
+    dtype of the base weights, to which diffusers casts what it loads."""
     parameters = policy.parameters
-    live = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-    load_weights(policy, values)
+    live = {name: parameter.data for name, parameter in parameters.items()}
+    for name, parameter in parameters.items():
+        parameter.data = (average or live)[name].to(policy.dtype)
     try:
         yield
     finally:
-        load_weights(policy, live)
+        for name, parameter in parameters.items():
+            parameter.data = live[name]
 
 
 def load_weights(policy: Policy, values: dict[str, Tensor]) -> None:
@@ -229,23 +240,24 @@ def load_pipeline(path: str, dtype: torch.dtype, device: str | torch.device) -> 
     Raises:
         ValueError: the folder is missing or does not hold a diffusers pipeline.
     """
+    path = str(Path(path).expanduser()) if path.startswith("~") else path
     folder = Path(path)
     # A hub name is owner/name; anything else, and what lies in a folder that exists, is a path.
-    is_path = path.startswith((".", "/", "~")) or len(folder.parts) != 2 or folder.parent.is_dir()
+    is_path = path.startswith((".", "/")) or len(folder.parts) != 2 or folder.parent.is_dir()
     if is_path and not (folder / DiffusionPipeline.config_name).is_file():
         state = "that folder is no pipeline" if folder.exists() else "there is no such folder"
         raise ValueError(
             f'model.path is "{path}", but {state}; give a folder written by a pipeline\'s '
             "save_pretrained, or a hub name."
         )
-    absent = dict.fromkeys(absent_parts(path))
     try:
+        absent = dict.fromkeys(absent_parts(path))
         pipe: Any = DiffusionPipeline.from_pretrained(path, dtype=dtype, **absent)
-    except OSError as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # the loaders of three libraries raise what they like
+        reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         raise ValueError(
             f'model.path is "{path}", but it cannot be opened ({reason}); '
-            "give a pipeline folder, or check the hub name and your access."
+            "give a whole pipeline folder, or check the hub name and your access."
         ) from error
     return pipe.to(device)
 

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,9 +39,14 @@ def load_prompts(source: PromptSource) -> list[Row]:
 
 
 def _read(source: PromptSource) -> list[Row]:
+    if isinstance(source, Mapping) or hasattr(source, "columns"):
+        raise ConfigError(
+            f"dataset is a {type(source).__name__}, but must be rows: prompts or objects with one; "
+            'pass one split of it, or its rows (`.to_dict("records")` of a DataFrame).'
+        )
     if not isinstance(source, (str, Path)):
         return [_row(item, f"{_name(source)} row {i}") for i, item in enumerate(source)]
-    path = Path(source)
+    path = Path(source).expanduser()
     if not path.is_file():
         raise ConfigError(
             f"prompt file is {path}, but there is no such file; give .txt, .jsonl or .csv."
@@ -70,13 +75,23 @@ def _read_jsonl(path: Path) -> Iterable[tuple[int, Any]]:
 
 def _read_csv(path: Path) -> Iterable[tuple[int, Any]]:
     with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        for item in reader:
+        reader = csv.DictReader(file, strict=True)
+        for item in _csv_rows(reader, path):
             if None in item:
                 raise ConfigError(
                     f"{path} line {reader.line_num} has more cells than the header; quote commas."
                 )
             yield reader.line_num, item
+
+
+def _csv_rows(reader: csv.DictReader, path: Path) -> Iterable[dict[str, Any]]:
+    names = reader.fieldnames or []
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{path} line 1 has a column twice; rename one of them.")
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise ConfigError(f"{path} line {reader.line_num} is not CSV ({error}).") from None
 
 
 def _row(item: Any, place: str) -> Row:

@@ -1,6 +1,7 @@
 """The run folder: metrics, pictures, curves and the summary that people read."""
 
 import json
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from PIL import Image
 from torch import Tensor
 
-from flowgrpo.config import ConfigError, GRPOConfig, dump_config
+from flowgrpo.config import ConfigError, GRPOConfig, dump_config, plain, refuse_changes
 from flowgrpo.evaluate import SCORES, load_scores, write_whole
 from flowgrpo.grids import draw_grid
 from flowgrpo.policy import absent_parts
@@ -29,25 +31,38 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.lora = path / "lora"
 
-    def refuse_other_run(self, resume: bool) -> None:
-        """Raises ConfigError where the folder's state does not fit a new run, or a resumed one."""
+    def refuse_other_run(
+        self, resume: bool, config: GRPOConfig, fingerprint: dict[str, Any]
+    ) -> None:
+        """Raises ConfigError where the folder holds a run and shall not, or holds a different one.
+
+        A folder without the base model's evaluation holds no run yet.
+        """
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"output_dir is {self.path}, but that is a file; name a folder.")
-        holds_run = (self.path / "config.yaml").exists()
+        holds_run = self.is_evaluated(0)
         if holds_run and not resume:
             raise ConfigError(
                 f"output_dir is {self.path}, but it holds another run; use --resume, or name "
                 "another folder."
             )
-        if resume and not holds_run:
+        if resume and not (self.path / "config.yaml").exists():
             raise ConfigError(
                 f"output_dir is {self.path}, but it holds no run to resume; leave out --resume."
             )
+        if resume and holds_run:
+            then = yaml.safe_load((self.path / "config.yaml").read_text())
+            refuse_changes(then, plain(config))
+            refuse_changes(json.loads((self.path / "inputs.json").read_text()), fingerprint)
 
-    def begin(self, config: GRPOConfig, epoch: int) -> None:
-        """Writes the resolved config; drops metrics of epochs that a resumed run does again."""
+    def begin(self, config: GRPOConfig, fingerprint: dict[str, Any], epoch: int) -> None:
+        """Writes the resolved config; drops what a resumed run does again after `epoch`."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_whole(self.path / "config.yaml", dump_config(config))
+        write_whole(self.path / "inputs.json", json.dumps(fingerprint, indent=1))
+        for folder in self._evaluation_folders():
+            if _epoch_of(folder) > epoch:
+                shutil.rmtree(folder)
         kept = [line for line in self.metrics() if line["epoch"] <= epoch]
         write_whole(self._metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
@@ -62,14 +77,12 @@ class RunFolder:
         return [json.loads(line) for line in lines[:-1]]  # a line that a kill cut short has no end
 
     def evaluation(self, epoch: int) -> Path:
-        folder = self.path / "eval" / f"epoch-{epoch:04d}"
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        return self.path / "eval" / f"epoch-{epoch:04d}"
 
     def evaluations(self) -> dict[int, dict[str, dict[str, Tensor]]]:
         """Scores of every whole evaluation by epoch; 0 is the base model."""
-        folders = sorted((self.path / "eval").glob("epoch-*"))
-        return {int(f.name.split("-")[1]): load_scores(f) for f in folders if (f / SCORES).exists()}
+        folders = [f for f in self._evaluation_folders() if (f / SCORES).exists()]
+        return {_epoch_of(folder): load_scores(folder) for folder in folders}
 
     def is_evaluated(self, epoch: int) -> bool:
         return (self.evaluation(epoch) / SCORES).exists()
@@ -88,9 +101,16 @@ class RunFolder:
         (self.path / "samples").mkdir(exist_ok=True)
         sheet.save(self.path / "samples" / f"epoch-{epoch:04d}.png")
 
+    def _evaluation_folders(self) -> list[Path]:
+        return sorted((self.path / "eval").glob("epoch-*"))
+
     @property
     def _metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+
+def _epoch_of(folder: Path) -> int:
+    return int(folder.name.split("-")[1])
 
 
 class Clock:
@@ -240,17 +260,18 @@ def draw_before_after(folder: RunFolder, headline: str, epoch: int, most: int = 
 
 
 def snippet(config: GRPOConfig, pipeline: Any, lora: Path, prompt: str) -> str:
-    """Four lines of plain diffusers that use the result; "" where the model has no path."""
+    """Four lines of plain diffusers that use the result, one more in half precision."""
     path = config.model.path
     if path is None:
         return ""
     needed = set(absent_parts(path)) - set(pipeline._optional_components)
     absent = "".join(f", {name}=None" for name in sorted(needed))
     dtype = config.model.dtype
-    loaded = "" if dtype == "float32" else f', dtype="{dtype}"'
+    loaded = "" if dtype == "float32" else f", dtype=torch.{dtype}"
+    needs_torch = "import torch\n" if loaded else ""
     arguments = "".join(f", {key}={value!r}" for key, value in config.evaluation_call.items())
     return (
-        f"from diffusers import {pipeline.__name__}\n"
+        f"{needs_torch}from diffusers import {pipeline.__name__}\n"
         f"pipe = {pipeline.__name__}.from_pretrained({path!r}{loaded}{absent})\n"
         f"pipe.load_lora_weights({str(lora)!r})\n"
         f"image = pipe({prompt!r}{arguments}).images[0]"

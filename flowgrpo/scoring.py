@@ -1,9 +1,9 @@
 """Rewards: find the functions that a config names, call them, and trust nothing they return.
 
-A reward is a plain callable ``reward(images, prompts, **columns) -> list[float]``. Two attributes
+A reward is a plain callable ``reward(images, prompts, **columns) -> list[float]``. Three attributes
 are read where a function has them: ``validate(prompt, **row)`` raises ValueError for a data row
-that it cannot score, and ``overlap = True`` lets it run in a thread while the next images are
-sampled.
+that it cannot score, ``overlap = True`` lets it run in a thread while the next images are sampled,
+and ``columns`` names the parameters that are data columns, where the others are settings.
 """
 
 import difflib
@@ -15,7 +15,7 @@ import math
 import pkgutil
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,7 +57,12 @@ class Reward:
         names = sorted({name for row in rows for name in row.columns})
         columns = {name: [row.columns.get(name) for row in rows] for name in names}
         try:
-            values = self.function(images=list(images), prompts=prompts, **columns)
+            # Copies: a reward may draw on its pictures.
+            copies = [image.copy() for image in images]
+            with torch.no_grad():
+                values = self.function(images=copies, prompts=prompts, **columns)
+            if isinstance(values, Iterator):
+                values = list(values)
         except (ImportError, RewardError):
             raise
         except Exception as error:
@@ -175,13 +180,13 @@ def validate_rows(rewards: Iterable[Reward], rows: Iterable[Row]) -> None:
         validate = _attribute(reward.function, "validate")
         required = _required_columns(reward.function)
         for row in rows:
-            _check_columns(reward, row)
             missing = [name for name in required if row.columns.get(name) is None]
             if missing:
                 raise ConfigError(
                     f'{row.place} has no column "{missing[0]}", but reward "{reward.name}" '
                     "needs it; add it."
                 )
+            _check_columns(reward, row)
             if validate is None:
                 continue
             try:
@@ -241,15 +246,13 @@ def refuse_constant(reward: Reward, row: Row, call: Mapping[str, Any]) -> None:
 
 
 def _checked(name: str, values: Any, prompts: Sequence[str]) -> Tensor:
-    if isinstance(values, Tensor):
-        values = values.detach().flatten().tolist() if values.ndim == 1 else [values]
-    try:
-        values = list(values)
-    except TypeError:
+    if hasattr(values, "shape"):  # a tensor or an array, perhaps (B, 1)
+        values = values.reshape(values.shape[0], -1).squeeze(-1).tolist()
+    if not isinstance(values, (list, tuple)):
         raise RewardError(
             f"{name} returned a {type(values).__name__}, but must return a list of "
             f"{len(prompts)} numbers."
-        ) from None
+        )
     if len(values) != len(prompts):
         raise RewardError(
             f"{name} returned {len(values)} rewards for {len(prompts)} images (prompt "
@@ -268,13 +271,16 @@ def _checked(name: str, values: Any, prompts: Sequence[str]) -> Tensor:
 
 
 def _number(value: Any) -> float:
+    """NaN for what is no number, or too large to square."""
     try:
-        return float(value)
-    except (TypeError, ValueError):
+        number = math.nan if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError, OverflowError):
         return math.nan
+    return number if abs(number) < 1e30 else math.nan
 
 
 def _module_from_file(path: Path) -> Any:
+    path = path.expanduser()
     if not path.is_file():
         raise ConfigError(f"reward file is {path}, but there is no such file; correct the path.")
     return _run_file(path.resolve())
@@ -305,24 +311,25 @@ def _check_params(config: RewardConfig, function: RewardFunction) -> None:
 
 
 def _check_columns(reward: Reward, row: Row) -> None:
-    """A column must not stand in for a param, and the function must take every column."""
-    bound = reward.function.keywords if isinstance(reward.function, functools.partial) else {}
-    parameters = inspect.signature(reward.function).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        taken = set(row.columns)
-    else:
-        taken = {p.name for p in parameters}
+    """The function takes images, prompts and every column, and no column stands in for a param."""
+    function = reward.function
+    parameters = inspect.signature(function).parameters
+    bound = function.keywords if isinstance(function, functools.partial) else {}
+    declared = _attribute(function, "columns")
+    params = {*bound, *(set() if declared is None else set(parameters) - {*declared})}
     for name in row.columns:
-        if name in bound:
+        if name in params or name in ("images", "prompts"):
             raise ConfigError(
                 f'{row.place} has a column "{name}", but reward "{reward.name}" has a param of '
                 "that name; rename the column."
             )
-        if name not in taken:
-            raise ConfigError(
-                f'{row.place} has a column "{name}", but reward "{reward.name}" does not take it; '
-                "end its parameters with **columns."
-            )
+    try:
+        inspect.signature(function).bind(images=[], prompts=[], **row.columns)
+    except TypeError as error:
+        raise ConfigError(
+            f'reward "{reward.name}" cannot be called for {row.place} ({error}); '
+            "define it as f(images, prompts, **columns)."
+        ) from None
 
 
 def _required_columns(function: RewardFunction) -> list[str]:

@@ -31,10 +31,10 @@ from flowgrpo.policy import (
     ATTENTION_PROJECTIONS,
     Policy,
     Rollout,
+    as_used,
     load_pipeline,
     load_weights,
     reference,
-    weights,
 )
 from flowgrpo.prompts import PromptSource
 from flowgrpo.randomness import normal, seed_for
@@ -110,8 +110,8 @@ class GRPOTrainer:
             eval_dataset=eval_dataset,
         )
         self.rewards, self.plan = self.inputs.rewards, self.inputs.plan
-        self.folder = report.RunFolder(Path(self.config.output_dir))
-        self.folder.refuse_other_run(resume)
+        self.folder = report.RunFolder(Path(self.config.output_dir).expanduser())
+        self.folder.refuse_other_run(resume, self.config, self.inputs.fingerprint)
         self.policy = self._open_policy(model)
         train = self.config.train
         self.optimiser = torch.optim.AdamW(
@@ -135,10 +135,11 @@ class GRPOTrainer:
         """Runs what is left of `train.epochs`; returns the summary, as in summary.json."""
         config, state = self.config, self.state
         clock = report.Clock(state.seconds)
-        self.folder.begin(config, state.epoch)
         if not self.folder.is_evaluated(0):
             for reward in self.rewards:
                 refuse_constant(reward, self.inputs.rows[0], config.sampling.call)
+        self.folder.begin(config, self.inputs.fingerprint, state.epoch)
+        if not self.folder.is_evaluated(0):
             self._evaluate(0)
 
         weights_of_rewards = {reward.name: reward.weight for reward in self.rewards}
@@ -245,11 +246,12 @@ class GRPOTrainer:
     def _accumulate(self, chosen: Sequence[tuple[Sampled, Tensor]], tally: Tally) -> None:
         """Adds the gradients of one update: the mean over all its images and trained steps.
 
-        Tied groups count in the mean but are not replayed: their advantages are 0.
+        Tied groups count in the mean but are not replayed, unless the KL term wants them: their
+        advantages are 0.
         """
         total = len(chosen) * self.config.sampling.group_size * self.plan.window_size
         for sampled, group_advantages in chosen:
-            if not group_advantages.any():
+            if not group_advantages.any() and not self.config.train.kl_weight:
                 continue
             parts = group_advantages.split([len(batch) for batch in self.plan.micro_batches])
             for rollout, part in zip(sampled.rollouts, parts, strict=True):
@@ -292,7 +294,7 @@ class GRPOTrainer:
     def _check_ratio(self, step: Step, deviation: float) -> None:
         """Until this process updates them, the weights are those that sampled: every ratio is 1."""
         allowed = min(self.config.train.clip_range) / 10
-        if deviation > allowed:
+        if not deviation <= allowed:
             raise ReplayError(
                 f"{type(self.policy.pipe).__name__} step {step.index} replays {deviation:.1e} away "
                 f"from its rollout before any update (allowed {allowed:.1e}); an option in "
@@ -319,7 +321,7 @@ class GRPOTrainer:
     def _evaluate(self, epoch: int) -> None:
         """Scores train and test prompts with the stock sampler; epoch 0 is the base model."""
         rows = {"train_prompts": self.inputs.rows, "test_prompts": self.inputs.test_rows}
-        with reference(self.policy) if epoch == 0 else weights(self.policy, self.state.average):
+        with reference(self.policy) if epoch == 0 else as_used(self.policy, self.state.average):
             evaluate(
                 self.policy, self.inputs.scored, rows, self.config, self.folder.evaluation(epoch)
             )
@@ -332,7 +334,8 @@ class GRPOTrainer:
                 self._evaluate(state.epoch)
         if state.average is not None:
             load_weights(self.policy, state.average)
-        checkpoint.save_result(self.folder.lora, self.policy, self.config)
+        with as_used(self.policy):
+            checkpoint.save_result(self.folder.lora, self.policy, self.config)
         totals = {"seconds": round(clock.total, 1), "images": state.images, **self.policy.passes}
         headline = self.inputs.scored[0].name
         return report.summarise(self.folder, headline, state.epoch, totals)

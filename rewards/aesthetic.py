@@ -62,6 +62,9 @@ def aesthetic(
     return predict(embed_images(pictures, loaded), head).tolist() if pictures else []
 
 
+aesthetic.columns = ()  # type: ignore[attr-defined]
+
+
 def predict(embeddings: torch.Tensor, head: torch.nn.Module) -> torch.Tensor:
     """Ratings (B,) of image embeddings (B, 768); they are L2-normalised here, so scale is void."""
     import torch

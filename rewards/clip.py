@@ -105,6 +105,7 @@ def describe(
 
 
 clip.describe = describe  # type: ignore[attr-defined]
+clip.columns = ()  # type: ignore[attr-defined]
 
 
 def embed_images(pictures: Sequence[Image.Image], loaded: Clip) -> torch.Tensor:

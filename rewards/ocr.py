@@ -97,6 +97,7 @@ def validate(prompt: str, **row: Any) -> None:
 
 ocr.validate = validate  # type: ignore[attr-defined]
 ocr.overlap = True  # type: ignore[attr-defined]
+ocr.columns = ("target",)  # type: ignore[attr-defined]
 
 
 def find_target(prompt: str, target: str | None = None) -> str:

@@ -76,6 +76,23 @@ def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path):
     assert config.train.max_grad_norm == 1e-3
 
 
+def test_a_key_twice_is_refused(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("train: {epochs: 7}\ntrain: {lr: 1e-3}")
+    with pytest.raises(ConfigError, match="train is there twice"):
+        load_config(path)
+
+
+def test_a_reward_of_the_command_line_replaces_those_of_the_file(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("rewards: [{reward: ocr}, {reward: clip}]")
+    assert [r.reward for r in load_config(path, ["reward=a.py:f"]).rewards] == ["a.py:f"]
+    path.write_text("reward: ocr\nheld_out: clip")
+    config = load_config(path, ["rewards=[a.py:f, ocr]"])
+    assert [r.reward for r in config.rewards] == ["a.py:f", "ocr"]
+    assert [r.reward for r in config.held_out] == ["clip"]
+
+
 def test_overrides_reach_nested_and_new_keys(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("sampling: {call: {height: 32}}")
@@ -185,6 +202,9 @@ def test_a_dataset_object_gives_rows():
         ("a.jsonl", '{"prompt": "x"}\n{bad', "line 2 is not JSON"),
         ("a.jsonl", '{"text": "x"}', "line 1 has no prompt"),
         ("a.csv", "prompt\nx\n ", "line 3 has no prompt"),
+        ("a.csv", 'prompt\n"unclosed\na\n', "is not CSV"),
+        ("a.csv", "prompt,prompt\na,b\n", "line 1 has a column twice"),
+        ("a.csv", "prompt\na,b\n", "has more cells than the header"),
         ("a.json", "[]", "must end in"),
     ],
 )
@@ -192,6 +212,12 @@ def test_a_bad_prompt_file_names_file_and_line(tmp_path, name, content, message)
     (tmp_path / name).write_text(content)
     with pytest.raises(ConfigError, match=message):
         load_prompts(tmp_path / name)
+
+
+@pytest.mark.parametrize("data", [{"train": ["a cat"]}, {"prompt": ["a cat"]}])
+def test_a_mapping_of_splits_or_columns_is_refused(data):
+    with pytest.raises(ConfigError, match="dataset is a dict, but must be rows"):
+        load_prompts(data)
 
 
 def test_a_missing_prompt_file_is_refused():

@@ -7,13 +7,13 @@ import torch
 from safetensors import safe_open
 from tiny_pipelines import CALL, FAMILIES, build
 
-from flowgrpo.policy import Policy, load_pipeline, weights
+from flowgrpo.policy import Policy, as_used, load_pipeline
 
 STEPS = {**CALL, "num_inference_steps": 3, "output_type": "latent"}
 
 
-def trained(family, rank=8, alpha=32):
-    policy = Policy(build(family), rank=rank, alpha=alpha)
+def trained(family, rank=8, alpha=32, dtype=torch.float32):
+    policy = Policy(build(family, dtype), rank=rank, alpha=alpha)
     with torch.no_grad():
         for i, parameter in enumerate(policy.parameters.values()):
             generator = torch.Generator().manual_seed(i)
@@ -26,15 +26,19 @@ def plain(pipe):
     return pipe(prompt="a cat", num_images_per_prompt=2, generator=generators, **STEPS).images
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_saved_lora_gives_bit_equal_images_in_a_fresh_pipeline(family, tmp_path):
-    policy = trained(family)
-    policy.save_lora(tmp_path)
-    fresh = build(family)
+def test_a_saved_lora_gives_bit_equal_images_in_a_fresh_pipeline(family, dtype, tmp_path):
+    policy = trained(family, dtype=dtype)
+    with as_used(policy):
+        policy.save_lora(tmp_path)
+        images = policy.generate("a cat", [1, 2], STEPS)
+    assert {p.dtype for p in policy.parameters.values()} == {torch.float32}
+    fresh = build(family, dtype)
     base = plain(fresh)
     scheduler = dict(fresh.scheduler.config)
     fresh.load_lora_weights(str(tmp_path))
-    assert torch.equal(plain(fresh), policy.generate("a cat", [1, 2], STEPS))
+    assert torch.equal(plain(fresh), images)
     assert not torch.equal(plain(fresh), base)
     assert dict(fresh.scheduler.config) == scheduler
 
@@ -79,7 +83,8 @@ def test_targets_that_match_nothing_list_candidates():
 def test_swapped_weights_are_put_back():
     policy = trained("sd3")
     before = {name: p.detach().clone() for name, p in policy.parameters.items()}
-    with weights(policy, {name: torch.zeros_like(p) for name, p in policy.parameters.items()}):
+    zeros = {name: torch.zeros_like(p) for name, p in policy.parameters.items()}
+    with as_used(policy, zeros):
         assert torch.equal(policy.generate("a cat", [1, 2], STEPS), plain(build("sd3")))
     assert all(torch.equal(p, before[name]) for name, p in policy.parameters.items())
 

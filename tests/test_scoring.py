@@ -63,6 +63,27 @@ def test_a_row_that_a_reward_cannot_score_names_its_place():
     validate_rows([ocr], [row('a sign that says "CAT"'), row("a red cube", target="CUBE")])
 
 
+@pytest.mark.parametrize("column", ["detect", "score", "images", "prompts"])
+def test_a_column_that_would_stand_in_for_a_setting_is_refused(column):
+    (ocr,) = load_rewards([RewardConfig(reward="ocr")])
+    with pytest.raises(ConfigError, match=f'has a column "{column}", but reward "ocr" has a param'):
+        validate_rows([ocr], [row('a sign that says "CAT"', **{column: 1})])
+
+
+def test_a_function_that_cannot_take_images_prompts_and_columns_is_refused():
+    def f(images):
+        return []
+
+    def g(images, prompts):
+        return []
+
+    with pytest.raises(ConfigError, match='reward "f" cannot be called'):
+        validate_rows(as_rewards(f), [row()])
+    with pytest.raises(ConfigError, match="define it as"):
+        validate_rows(as_rewards(g), [row(level=3)])
+    validate_rows(as_rewards(g), [row()])
+
+
 def test_each_image_is_scored_with_its_own_prompt_and_columns():
     def length(images, prompts, target, **columns):
         return [len(p) + len(t) for p, t in zip(prompts, target, strict=True)]

@@ -279,17 +279,29 @@ def test_a_folder_that_holds_another_run_is_refused(tmp_path):
         (lambda n: [0.5] * (n - 1) + [float("nan")], "1 of 4 rewards are not finite"),
         (lambda n: [None] * n, "4 of 4 rewards are not finite"),
         (lambda n: None, "returned a NoneType"),
-        (lambda n: torch.ones(n, 1), "returned 1 rewards for 4 images"),
+        (lambda n: "0123", "returned a str"),
+        (lambda n: dict.fromkeys(range(n), 1.0), "returned a dict"),
+        (lambda n: [1e300] * n, "4 of 4 rewards are not finite"),
     ],
 )
 def test_a_reward_that_misbehaves_stops_the_run_by_name(tmp_path, values, message):
     def broken(images, prompts, **columns):
         return values(len(images))
 
-    run = trainer(tmp_path / "run", train={"epochs": 1})
-    run.rewards[0].__dict__["function"] = broken
+    run = trainer(tmp_path / "run", reward=broken, train={"epochs": 1})
     with pytest.raises(RewardError, match=message):
         run._sample(run.plan.groups(0))
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1)])
+def test_tensors_and_arrays_are_scores(tmp_path, shape):
+    def of_tensor(images, prompts, **columns):
+        return torch.tensor(redness(images, prompts)).reshape(shape)
+
+    run = trainer(tmp_path / "run", reward=of_tensor)
+    plain = trainer(tmp_path / "plain")
+    (a,), (b,) = run._sample(run.plan.groups(0)[:1]), plain._sample(plain.plan.groups(0)[:1])
+    assert torch.allclose(a.rewards["of_tensor"], b.rewards["redness"], atol=1e-6)
 
 
 def test_a_reward_that_raises_is_named_with_its_place(tmp_path):
@@ -316,6 +328,73 @@ def test_a_resume_with_another_setting_names_it(tmp_path):
         trainer(tmp_path / "run", resume=True, train={"epochs": 2, "lr": 2e-2})
     more = trainer(tmp_path / "run", resume=True, train={"epochs": 2})
     assert more.state.epoch == 1
+
+
+def test_a_resume_before_the_first_checkpoint_refuses_other_settings_too(tmp_path):
+    run = trainer(tmp_path / "run")
+    run.folder.begin(run.config, run.inputs.fingerprint, 0)
+    run._evaluate(0)
+    with pytest.raises(ConfigError, match="seed was 0 and is 9"):
+        trainer(tmp_path / "run", resume=True, seed=9)
+    assert trainer(tmp_path / "run", resume=True).state.epoch == 0
+
+
+def test_a_resume_with_other_prompts_or_rewards_is_refused(tmp_path):
+    trainer(tmp_path / "run", train={"epochs": 1}).train()
+    with pytest.raises(ConfigError, match="test_prompts was"):
+        trainer(tmp_path / "run", resume=True, test=["an owl"], train={"epochs": 2})
+
+    def other(images, prompts, **columns):
+        return redness(images, prompts)
+
+    with pytest.raises(ConfigError, match=r"rewards.other was None"):
+        trainer(tmp_path / "run", resume=True, reward=other, train={"epochs": 2})
+
+
+def test_a_run_that_failed_before_its_first_evaluation_does_not_block_the_folder(tmp_path):
+    def broken(images, prompts, **columns):
+        return [0.5]
+
+    with pytest.raises(RewardError):
+        trainer(tmp_path / "run", reward=broken).train()
+    trainer(tmp_path / "run", train={"epochs": 0}).train()
+
+
+def test_with_kl_tied_groups_are_pulled_back_too(tmp_path):
+    def tied(images, prompts, **columns):
+        sizes = {image.size for image in images}
+        return [0.0 if len(images) == 3 else 1.0 for _ in images] if sizes else []
+
+    run = trainer(tmp_path / "run", reward=tied, train={"epochs": 1, "kl_weight": 1.0})
+    with torch.no_grad():
+        for parameter in run.policy.parameters.values():
+            parameter.add_(0.05)
+    run.train()
+    (line,) = metrics(tmp_path / "run")
+    assert line["tied_groups"] == 1
+    assert line["kl"] > 0
+    assert line["grad_norm"] > 0
+
+
+def test_latents_that_are_not_finite_stop_the_run(tmp_path):
+    run = trainer(tmp_path / "run")
+    with torch.no_grad():
+        next(iter(run.policy.parameters.values())).fill_(float("nan"))
+    with pytest.raises(RuntimeError, match=r"latents of prompt .* are not finite; lower train.lr"):
+        run._sample(run.plan.groups(0))
+
+
+def test_a_reward_that_draws_on_its_images_spoils_nothing(tmp_path):
+    def painting(images, prompts, **columns):
+        scores = redness(images, prompts)
+        for image in images:
+            image.paste("black", (0, 0, 16, 16))
+        return scores
+
+    args = settings(tmp_path / "run", train={"epochs": 0})
+    run = GRPOTrainer(build("sd3"), [painting, redness], PROMPTS, args=args)
+    scores = run.train()["scores"]["train_prompts"]
+    assert scores["painting"]["base"] == scores["redness"]["base"] > 0
 
 
 def test_a_gradient_that_is_not_finite_stops_before_the_weights_move(tmp_path):
