@@ -41,10 +41,10 @@ class Inputs:
 
     @property
     def warnings(self) -> list[str]:
-        shared = {_bag(row) for row in self.rows} & {_bag(row) for row in self.test_rows}
+        shared = {_plain(row) for row in self.rows} & {_plain(row) for row in self.test_rows}
         if not shared:
             return []
-        return [f"{len(shared)} test prompts are training prompts too, word order aside."]
+        return [f"{len(shared)} test prompts are training prompts too."]
 
 
 def read_inputs(
@@ -94,5 +94,5 @@ def _sha256(rows: Sequence[Row]) -> str:
     return hashlib.sha256(json.dumps(content, default=repr).encode()).hexdigest()
 
 
-def _bag(row: Row) -> tuple[str, ...]:
-    return tuple(sorted(row.prompt.lower().split()))
+def _plain(row: Row) -> str:
+    return " ".join(row.prompt.lower().split())

@@ -457,11 +457,16 @@ def read(image):
 
 
 def write_prompts(out, seed):
-    """Four files, one prompt a line; a sign's word is in one of them only, in one colour."""
+    """Four files, one prompt a line; a sign's word is in one of them only, in one colour.
+
+    Test shapes are held out in both orders: "a circle and a square" and the reverse.
+    """
     rng = random.Random(f"prompts {seed}")
     (out / "prompts").mkdir(parents=True, exist_ok=True)
     splits = zip(NUM_PROMPTS, world.split_words(), world.split_shapes(), strict=True)
     for split, words, scenes in splits:
+        if split == "test":
+            scenes = [scene for scene in scenes if scene[::-1] in scenes]
         signs = [(rng.choice(list(world.COLOURS)), word) for word in rng.sample(words, len(words))]
         signs = [sign for sign in signs if read(world.draw_sign(*sign)) == sign[1]]
         prompts = {

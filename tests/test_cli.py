@@ -137,6 +137,12 @@ def test_plan_loads_no_model(world, monkeypatch, capsys):
     assert "optimiser steps" in out
 
 
+def test_test_prompts_that_are_training_prompts_are_reported(world, monkeypatch, capsys, tmp_path):
+    (tmp_path / "test.txt").write_text("an owl\nA  cat\na dog\n")
+    run(monkeypatch, "plan", world / "config.yaml", f"prompts.test={tmp_path}/test.txt")
+    assert "warning: 2 test prompts are training prompts too." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
