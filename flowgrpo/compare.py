@@ -17,9 +17,10 @@ from tqdm import tqdm
 from flowgrpo.config import ConfigError, GRPOConfig, load_config
 from flowgrpo.evaluate import evenly_spaced, initial_noise_seed
 from flowgrpo.grids import draw_grid
-from flowgrpo.policy import load_pipeline
+from flowgrpo.loading import load_rewards
+from flowgrpo.pipelines import load_pipeline
 from flowgrpo.prompts import Row, load_prompts
-from flowgrpo.scoring import Reward, load_rewards, validate_rows
+from flowgrpo.scoring import Reward, validate_rows
 
 WEIGHTS = "pytorch_lora_weights.safetensors"
 

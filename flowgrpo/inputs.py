@@ -4,12 +4,14 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from flowgrpo.config import ConfigError, GRPOConfig
+from flowgrpo.loading import as_rewards, load_rewards, unique, weighted
 from flowgrpo.plan import Plan
 from flowgrpo.prompts import PromptSource, Row, load_prompts
-from flowgrpo.scoring import Reward, as_rewards, load_rewards, unique, validate_rows, weighted
+from flowgrpo.scoring import Reward, validate_rows
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -87,6 +89,21 @@ def read_inputs(
         test_rows=test_rows,
         plan=Plan(config=config, rows=rows),
     )
+
+
+def with_sources(
+    config: GRPOConfig, model: Any, train_dataset: Any, eval_dataset: Any
+) -> GRPOConfig:
+    """The config with the paths that were given as arguments, so that the run folder names them."""
+    data = config.model_dump()
+    for section, key, value in (
+        ("model", "path", model),
+        ("prompts", "train", train_dataset),
+        ("prompts", "test", eval_dataset),
+    ):
+        if isinstance(value, (str, Path)):
+            data[section][key] = str(value)
+    return GRPOConfig.model_validate(data)
 
 
 def _sha256(rows: Sequence[Row]) -> str:

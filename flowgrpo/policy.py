@@ -5,7 +5,6 @@ The reference policy is the same pipeline with the adapter off.
 """
 
 import functools
-import json
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline
-from diffusers.models.modeling_utils import ModelMixin
 from peft import LoraConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import get_peft_model_state_dict
 from torch import Tensor, nn
 
-from flowgrpo.tape import NoiseFunction, StepFunction, Tape, check_scheduler, play, record, swapped
+from flowgrpo.pipelines import find_denoisers, modules_of, quiet
+from flowgrpo.schedule import check_scheduler
+from flowgrpo.tape import NoiseFunction, StepFunction, Tape, play, record, swapped
 
 ADAPTER = "default"
 """peft's own name; diffusers' savers look for it."""
@@ -102,7 +101,7 @@ class Policy:
 
     def generate(self, prompt: str, seeds: Sequence[int], call: dict[str, Any]) -> list[Any]:
         """Images of `prompt`, one per seed, by the stock pipeline and its own scheduler."""
-        with self._prompts_memoised(), _quiet(self.pipe):
+        with self._prompts_memoised(), quiet(self.pipe):
             return self._call(prompt, seeds, call).images
 
     def rollout(
@@ -123,7 +122,7 @@ class Policy:
         with (
             torch.no_grad(),
             self._prompts_memoised(),
-            _quiet(self.pipe),
+            quiet(self.pipe),
             record(self.pipe, self.denoisers, tape, noise),
         ):
             images = self._call(prompt, seeds, call).images
@@ -140,7 +139,7 @@ class Policy:
         before = rollout.tape.replayed_forwards
         with (
             self._prompts_memoised(),
-            _quiet(self.pipe),
+            quiet(self.pipe),
             play(self.pipe, self.denoisers, rollout.tape, on_step, gradients=gradients),
         ):
             self._call(rollout.prompt, rollout.seeds, rollout.call)
@@ -234,66 +233,9 @@ def load_weights(policy: Policy, values: dict[str, Tensor]) -> None:
             parameter.copy_(values[name])
 
 
-def load_pipeline(path: str, dtype: torch.dtype, device: str | torch.device) -> Any:
-    """Opens a pipeline from a folder or a hub name; parts that it was saved without stay away.
-
-    Raises:
-        ValueError: the folder is missing or does not hold a diffusers pipeline.
-    """
-    path = str(Path(path).expanduser()) if path.startswith("~") else path
-    folder = Path(path)
-    # A hub name is owner/name; anything else, and what lies in a folder that exists, is a path.
-    is_path = path.startswith((".", "/")) or len(folder.parts) != 2 or folder.parent.is_dir()
-    if is_path and not (folder / DiffusionPipeline.config_name).is_file():
-        state = "that folder is no pipeline" if folder.exists() else "there is no such folder"
-        raise ValueError(
-            f'model.path is "{path}", but {state}; give a folder written by a pipeline\'s '
-            "save_pretrained, or a hub name."
-        )
-    try:
-        absent = dict.fromkeys(absent_parts(path))
-        pipe: Any = DiffusionPipeline.from_pretrained(path, dtype=dtype, **absent)
-    except Exception as error:  # the loaders of three libraries raise what they like
-        reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-        raise ValueError(
-            f'model.path is "{path}", but it cannot be opened ({reason}); '
-            "give a whole pipeline folder, or check the hub name and your access."
-        ) from error
-    return pipe.to(device)
-
-
-def absent_parts(path: str) -> list[str]:
-    """Parts that a pipeline folder was saved without; `from_pretrained` wants to be told."""
-    index = Path(path) / DiffusionPipeline.config_name
-    if not index.is_file():
-        return []
-    return [name for name, value in json.loads(index.read_text()).items() if value == [None, None]]
-
-
-def modules_of(pipe: Any) -> dict[str, nn.Module]:
-    """Every module a pipeline holds, optional ones too."""
-    return {name: part for name, part in vars(pipe).items() if isinstance(part, nn.Module)}
-
-
 def peft_config(module: Any) -> LoraConfig:
     """The adapter's configuration, as peft keeps it on the module."""
     return module.peft_config[ADAPTER]
-
-
-def find_denoisers(pipe: Any) -> dict[str, nn.Module]:
-    """The modules that predict in the loop: diffusers models that its LoRA loader knows."""
-    loadable = getattr(pipe, "_lora_loadable_modules", [])
-    found: dict[str, nn.Module] = {
-        name: module
-        for name, module in modules_of(pipe).items()
-        if name in loadable and isinstance(module, ModelMixin)
-    }
-    if not found:
-        raise ValueError(
-            f"{type(pipe).__name__} has no denoiser that takes a LoRA; use a pipeline with "
-            "load_lora_weights."
-        )
-    return found
 
 
 def _add_lora(module: Any, *, rank: int, alpha: int, targets: Sequence[str], seed: int) -> None:
@@ -321,13 +263,6 @@ def _add_lora(module: Any, *, rank: int, alpha: int, targets: Sequence[str], see
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     module.eval()
-
-
-@contextmanager
-def _quiet(pipe: Any) -> Iterator[None]:
-    """No progress bar of the pipeline's own."""
-    with swapped(pipe, "_progress_bar_config", {"disable": True}):
-        yield
 
 
 def _memo_key(value: Any) -> Any:

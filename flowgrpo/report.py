@@ -16,7 +16,7 @@ from torch import Tensor
 from flowgrpo.config import ConfigError, GRPOConfig, dump_config, plain, refuse_changes
 from flowgrpo.evaluate import SCORES, load_scores, write_whole
 from flowgrpo.grids import draw_grid
-from flowgrpo.policy import absent_parts
+from flowgrpo.pipelines import absent_parts
 
 SHEET_ROWS, SHEET_COLUMNS = 6, 8
 """Groups and images of a group on one sheet of rollouts."""

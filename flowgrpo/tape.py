@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from flowgrpo.kernels import KERNELS, Gaussian
+from flowgrpo.schedule import LoopClock, check_stochastic, position_of
 
 NoiseFunction = Callable[[int, int, torch.Size], Tensor]
 """(step, stream, shape of the latents) -> standard normal noise, float32."""
@@ -99,7 +100,7 @@ def record(
     pipe: Any, denoisers: dict[str, nn.Module], tape: Tape, noise: NoiseFunction
 ) -> Iterator[None]:
     """Within the block, a call of `pipe` is written to `tape`."""
-    clock = _Clock(pipe.scheduler)
+    clock = LoopClock(pipe.scheduler)
 
     def forward(name: str, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         output = stock(*args, **kwargs)
@@ -120,7 +121,7 @@ def record(
         result = type(scheduler).step(scheduler, model_output, timestep, sample, *a, **k)
         if not tape.window:
             return result
-        position = _schedule_position(scheduler, timestep)
+        position = position_of(scheduler, timestep)
         taped = Step(
             index=index,
             stream=stream,
@@ -129,7 +130,7 @@ def record(
             next_latents=_previous_sample(result),
         )
         if index in tape.window:
-            _check_stochastic(taped)
+            check_stochastic(index, taped.sigma, taped.sigma_next)
             gaussian = _gaussian(tape, taped, scheduler, model_output)
             drawn = gaussian.mean + gaussian.std * noise(index, stream, sample.shape).to(
                 sample.device
@@ -170,7 +171,7 @@ def play(
     Raises:
         ReplayError: the schedule or the latents differ from the tape.
     """
-    clock = _Clock(pipe.scheduler)
+    clock = LoopClock(pipe.scheduler)
     last = max(key for key in tape.steps if key[0] in tape.window)
     calls: dict[tuple[str, int], int] = {}
 
@@ -196,7 +197,7 @@ def play(
         taped = tape.steps[index, stream]
         with torch.no_grad():
             result = type(scheduler).step(scheduler, model_output, timestep, sample, *a, **k)
-        _check_replay(pipe, taped, _schedule_position(scheduler, timestep), sample)
+        _check_replay(pipe, taped, position_of(scheduler, timestep), sample)
         if index in tape.window:
             on_step(taped, _gaussian(tape, taped, scheduler, model_output))
         torch.set_grad_enabled(False)
@@ -212,51 +213,6 @@ def play(
         pass
     finally:
         torch.set_grad_enabled(was_enabled)
-
-
-class _Clock:
-    """Counts loop iterations: the steps of the pipeline's own scheduler. A deep copy of it that a
-    pipeline steps alongside (a second stream of latents) is counted by itself."""
-
-    def __init__(self, scheduler: Any):
-        self.streams = [scheduler]
-        self.counts = [0]
-        self.fresh_states: dict[int, dict[str, Any]] = {}
-
-    @property
-    def iteration(self) -> int:
-        return self.counts[0]
-
-    def tick(self, scheduler: Any) -> tuple[int, int]:
-        """(iteration, stream) of this call of step."""
-        stream = self._stream(scheduler)
-        if self.counts[stream] == 0:
-            self.fresh_states[stream] = _solver_state(scheduler)
-        self.counts[stream] += 1
-        return self.counts[stream] - 1, stream
-
-    def refresh(self, scheduler: Any) -> None:
-        """A multistep solver forgets its past, so that it does not correct injected noise away."""
-        stream = self._stream(scheduler)
-        vars(scheduler).update(_unshared(self.fresh_states[stream]))
-
-    def _stream(self, scheduler: Any) -> int:
-        for stream, known in enumerate(self.streams):
-            if known is scheduler:
-                return stream
-        self.streams.append(scheduler)
-        self.counts.append(0)
-        return len(self.streams) - 1
-
-
-def _solver_state(scheduler: Any) -> dict[str, Any]:
-    """What a scheduler remembers, without its counters: they move on."""
-    counters = {"_step_index", "_begin_index", "step"}
-    return _unshared({k: v for k, v in vars(scheduler).items() if k not in counters})
-
-
-def _unshared(state: dict[str, Any]) -> dict[str, Any]:
-    return {k: list(v) if isinstance(v, list) else v for k, v in state.items()}
 
 
 @contextmanager
@@ -294,44 +250,6 @@ def _gaussian(tape: Tape, taped: Step, scheduler: Any, velocity: Tensor) -> Gaus
     kernel = KERNELS[tape.kind]
     second = float(scheduler.sigmas[1])
     return kernel(taped.latents, velocity, taped.sigma, taped.sigma_next, second, tape.noise_level)
-
-
-def _schedule_position(scheduler: Any, timestep: Any) -> dict[str, Any]:
-    """Sigmas of the step that the scheduler has just taken, by its own step counter."""
-    index = scheduler.step_index - 1
-    return {
-        "sigma": float(scheduler.sigmas[index]),
-        "sigma_next": float(scheduler.sigmas[index + 1]),
-        "timestep": float(timestep),
-    }
-
-
-def check_scheduler(scheduler: Any) -> None:
-    """Refuses a scheduler whose steps the kernels do not describe.
-
-    Raises:
-        ValueError: it is no first-order flow-matching scheduler from sigma 1 to 0 that predicts
-            velocity, or it draws noise of its own.
-    """
-    config = scheduler.config
-    velocity = config.get("prediction_type", "flow_prediction") == "flow_prediction"
-    flow = not hasattr(scheduler, "alphas_cumprod") or config.get("use_flow_sigmas", False)
-    odd = [name for name in ("invert_sigmas", "stochastic_sampling") if config.get(name, False)]
-    first_order = getattr(scheduler, "order", 1) == 1
-    if not (velocity and flow and first_order and hasattr(scheduler, "sigmas")) or odd:
-        raise ValueError(
-            f"scheduler is {' with '.join([type(scheduler).__name__, *odd])}, but must be a "
-            "first-order flow-matching one from sigma 1 to 0; use a pipeline that has one."
-        )
-
-
-def _check_stochastic(step: Step) -> None:
-    if not 0 < step.sigma_next < step.sigma <= 1:
-        raise ValueError(
-            f"step {step.index} goes from sigma {step.sigma:.4g} to {step.sigma_next:.4g}, but a "
-            "stochastic step must fall within (0, 1] and the last step is always deterministic; "
-            "use an earlier window or another scheduler."
-        )
 
 
 def _check_replay(pipe: Any, taped: Step, position: dict[str, float], sample: Tensor) -> None:

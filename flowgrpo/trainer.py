@@ -5,8 +5,6 @@ played back instead of re-implemented (see `tape`), a log-prob is the mean over 
 gradients are exact sums over (image, step) divided by the update's count, whatever the micro-batch.
 """
 
-import difflib
-import inspect
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -23,16 +21,16 @@ from flowgrpo.advantages import advantages, weighted_sum
 from flowgrpo.checkpoint import State
 from flowgrpo.config import ConfigError, GRPOConfig
 from flowgrpo.evaluate import evaluate
-from flowgrpo.inputs import read_inputs
+from flowgrpo.inputs import read_inputs, with_sources
 from flowgrpo.kernels import Gaussian, kl_divergence, log_prob
 from flowgrpo.objectives import clipped
+from flowgrpo.pipelines import check_call, load_pipeline
 from flowgrpo.plan import Group
 from flowgrpo.policy import (
     ATTENTION_PROJECTIONS,
     Policy,
     Rollout,
     as_used,
-    load_pipeline,
     load_weights,
     reference,
 )
@@ -193,7 +191,8 @@ class GRPOTrainer:
         else:
             device = _device(config.model.device)
             pipe = load_pipeline(config.model.path, getattr(torch, config.model.dtype), device)
-        check_call(pipe, config)
+        check_call(pipe, "sampling.call", config.sampling.call)
+        check_call(pipe, "evaluation.call", config.evaluation.call or {})
         return Policy(
             pipe,
             rank=lora.rank,
@@ -349,38 +348,6 @@ def samples_for_a_sheet(
         (s.group.row.prompt, [image for r in s.rollouts for image in r.images], total.tolist())
         for s, total in zip(samples, totals, strict=True)
     ]
-
-
-def check_call(pipe: Any, config: GRPOConfig) -> None:
-    """Refuses arguments that the pipeline's call does not take.
-
-    Raises:
-        ConfigError: names the argument and the nearest one.
-    """
-    known = list(inspect.signature(type(pipe).__call__).parameters)
-    for section, call in (
-        ("sampling.call", config.sampling.call),
-        ("evaluation.call", config.evaluation.call or {}),
-    ):
-        for name in call.keys() - set(known):
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f' did you mean "{close[0]}"?' if close else f" It takes {', '.join(known[1:])}."
-            raise ConfigError(f"{section}.{name} is no argument of {type(pipe).__name__};{hint}")
-
-
-def with_sources(
-    config: GRPOConfig, model: Any, train_dataset: Any, eval_dataset: Any
-) -> GRPOConfig:
-    """The config with the paths that were given as arguments, so that the run folder names them."""
-    data = config.model_dump()
-    for section, key, value in (
-        ("model", "path", model),
-        ("prompts", "train", train_dataset),
-        ("prompts", "test", eval_dataset),
-    ):
-        if isinstance(value, (str, Path)):
-            data[section][key] = str(value)
-    return GRPOConfig.model_validate(data)
 
 
 def _device(name: str) -> torch.device:

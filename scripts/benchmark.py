@@ -55,7 +55,7 @@ def main(
     """Print the share of an epoch that each part takes."""
     import torch
 
-    from flowgrpo.policy import modules_of
+    from flowgrpo.pipelines import modules_of
     from flowgrpo.scoring import Reward
     from flowgrpo.trainer import GRPOTrainer
 

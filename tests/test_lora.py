@@ -7,7 +7,8 @@ import torch
 from safetensors import safe_open
 from tiny_pipelines import CALL, FAMILIES, build
 
-from flowgrpo.policy import Policy, as_used, load_pipeline
+from flowgrpo.pipelines import load_pipeline
+from flowgrpo.policy import Policy, as_used
 
 STEPS = {**CALL, "num_inference_steps": 3, "output_type": "latent"}
 

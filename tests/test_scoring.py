@@ -5,8 +5,9 @@ import torch
 from PIL import Image
 
 from flowgrpo.config import ConfigError, RewardConfig
+from flowgrpo.loading import as_rewards, built_in_rewards, find_reward, load_rewards
 from flowgrpo.prompts import Row
-from flowgrpo.scoring import as_rewards, built_in_rewards, find_reward, load_rewards, validate_rows
+from flowgrpo.scoring import validate_rows
 
 
 def row(prompt="a cat", **columns):

@@ -10,7 +10,8 @@ from tiny_pipelines import CALL, build
 
 from flowgrpo import ConfigError, GRPOConfig, GRPOTrainer
 from flowgrpo.evaluate import evenly_spaced
-from flowgrpo.policy import Policy, modules_of, reference
+from flowgrpo.pipelines import modules_of
+from flowgrpo.policy import Policy, reference
 from flowgrpo.report import paired_bootstrap
 from flowgrpo.scoring import RewardError
 from flowgrpo.tape import ReplayError
