@@ -141,6 +141,7 @@ def test_every_prompt_is_used_once_before_any_is_used_again():
     prompts = [g.row.prompt for g in groups]
     for start in range(0, 15, 5):
         assert len(set(prompts[start : start + 5])) == 5
+    assert len({tuple(prompts[start : start + 5]) for start in range(0, 15, 5)}) > 1
 
 
 def test_the_same_line_twice_makes_two_groups():
