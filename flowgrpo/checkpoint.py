@@ -54,10 +54,10 @@ def save(
         "passes": policy.passes,
         "versions": versions(),
         "config": plain(config),
-        "files": {path.name: _sha256(path) for path in sorted(temporary.iterdir())},
+        "files": {str(path.relative_to(temporary)): _sha256(path) for path in _files(temporary)},
     }
     (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
-    for path in temporary.iterdir():
+    for path in _files(temporary):
         _sync(path)
     if target.exists():
         shutil.rmtree(target)
@@ -97,7 +97,7 @@ def load_newest(
 def save_result(folder: Path, policy: Policy, config: GRPOConfig) -> None:
     """The LoRA in the pipeline's own format, and a record of the settings it was trained with."""
     folder.mkdir(parents=True, exist_ok=True)
-    policy.save_lora(folder)
+    policy.save(folder)
     sampling, scheduler = config.sampling, policy.pipe.scheduler
     record = {
         "pipeline": type(policy.pipe).__name__,
@@ -149,6 +149,10 @@ def _verified(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError):
         return None
     return manifest if whole else None
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _sha256(path: Path) -> str:

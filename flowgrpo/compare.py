@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from PIL import Image
 from tqdm import tqdm
 
@@ -18,11 +17,10 @@ from flowgrpo.config import ConfigError, GRPOConfig, load_config
 from flowgrpo.evaluate import evenly_spaced, initial_noise_seed
 from flowgrpo.grids import draw_grid
 from flowgrpo.loading import load_rewards
-from flowgrpo.pipelines import load_pipeline
+from flowgrpo.lora import WEIGHTS, load_lora, set_scale, unload_lora
+from flowgrpo.pipelines import generate, open_pipeline
 from flowgrpo.prompts import Row, load_prompts
 from flowgrpo.scoring import Reward, validate_rows
-
-WEIGHTS = "pytorch_lora_weights.safetensors"
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -102,32 +100,30 @@ def pictures_of(
     pipe, opened = None, None
     for column in tqdm(columns, "columns", disable=None):
         if opened != column.config.model:
-            pipe, opened = _open(column.config), column.config.model
+            pipe, opened = open_pipeline(column.config.model), column.config.model
         with adapter(pipe, column.lora, column.scale):
             for line, (row, seed) in zip(
                 pictures, ((row, seed) for row in rows for seed in seeds), strict=True
             ):
-                line.append(cell(pipe, row.prompt, seed, columns[0].config))
+                line.append(cell(pipe, row, seed, columns[0].config))
     return pictures
 
 
-def cell(pipe: Any, prompt: str, seed: int, config: GRPOConfig) -> Image.Image:
-    """One picture of one prompt, by the stock pipeline with the run's evaluation settings."""
-    generator = torch.Generator().manual_seed(initial_noise_seed(config.seed, prompt, seed))
-    return pipe(prompt=prompt, generator=generator, **config.evaluation_call).images[0]
+def cell(pipe: Any, row: Row, seed: int, config: GRPOConfig) -> Any:
+    """One sample of one row, by the stock pipeline with the run's evaluation settings."""
+    noise = initial_noise_seed(config.seed, row.prompt, seed)
+    return generate(pipe, row, [noise], config.evaluation_call)[0]
 
 
 @contextmanager
 def adapter(pipe: Any, lora: Path | None, scale: float = 1.0) -> Iterator[None]:
     """Within the block the pipeline has this LoRA and no other; None is the base model."""
-    if lora is not None:
-        pipe.load_lora_weights(str(lora), adapter_name="compared")
-        pipe.set_adapters(["compared"], [scale])
+    names = load_lora(pipe, lora, "compared") if lora is not None else []
+    set_scale(pipe, names, scale)
     try:
         yield
     finally:
-        if lora is not None:
-            pipe.unload_lora_weights()
+        unload_lora(pipe, names)
 
 
 def rows_and_rewards(
@@ -141,17 +137,6 @@ def rows_and_rewards(
     rewards = load_rewards(config.held_out or config.rewards)
     validate_rows(rewards, rows)
     return rows, rewards
-
-
-def _open(config: GRPOConfig) -> Any:
-    if config.model.path is None:
-        raise ConfigError(
-            "the run was given a pipeline object, so its config names no model; set model.path."
-        )
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    pipe = load_pipeline(config.model.path, getattr(torch, config.model.dtype), device)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 def _run_config(run: Path) -> GRPOConfig:

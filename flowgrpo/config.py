@@ -34,6 +34,14 @@ class ModelConfig(Section):
     """Of the frozen weights; the adapter is always float32."""
     device: str = "auto"
     """`auto` is the GPU if there is one."""
+    scheduler: str | None = None
+    """A scheduler class of diffusers in place of the pipeline's own, as DDIMScheduler."""
+    scheduler_kwargs: dict[str, Any] = {}
+    """Changes of the scheduler's configuration, as shift: 3."""
+    vae_slicing: bool = False
+    """Decodes one sample at a time: less memory."""
+    vae_tiling: bool = False
+    """Decodes a sample in tiles: less memory, and seams where tiles meet are possible."""
 
 
 class PromptsConfig(Section):
@@ -79,7 +87,7 @@ class SamplingConfig(Section):
     groups_per_epoch: int = Field(default=8, ge=1)
     micro_batch_size: int | None = Field(default=None, ge=1)
     """Images per denoiser call; default: the whole group."""
-    kind: Literal["ode", "flow_sde", "cps", "dance_sde"] = "flow_sde"
+    kind: Literal["ode", "flow_sde", "cps", "dance_sde", "exact", "ddim"] = "flow_sde"
     noise_level: float = Field(default=0.7, ge=0)
     window: Annotated[Window, BeforeValidator(_window)] = Window()
     shared_noise: bool = False
@@ -89,10 +97,10 @@ class SamplingConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> "SamplingConfig":
-        if self.kind == "cps" and self.noise_level > 1:
+        if self.kind in ("cps", "ddim") and self.noise_level > 1:
             raise ConfigError(
-                f"sampling.noise_level is {self.noise_level}, but must be at most 1 for cps; "
-                "1 replaces all of the old noise."
+                f"sampling.noise_level is {self.noise_level}, but must be at most 1 for "
+                f"{self.kind}; 1 replaces all of the old noise."
             )
         last = self.num_inference_steps - 2
         window = self.window
@@ -120,6 +128,8 @@ class LoraSettings(Section):
     alpha: int = Field(default=64, ge=1)
     targets: list[str] | None = Field(default=None, min_length=1)
     """Endings of module names; default: the attention projections."""
+    start: str | None = None
+    """Folder of a LoRA to go on training, of the same rank; it is the reference then."""
 
 
 class TrainConfig(Section):
@@ -133,7 +143,12 @@ class TrainConfig(Section):
     """How far the ratio may fall and rise; one number stands for both."""
     kl_weight: float = Field(default=0.0, ge=0)
     advantage: Literal["group", "batch", "none", "gdpo"] = "group"
-    lora: LoraSettings = LoraSettings()
+    lora: LoraSettings | None = LoraSettings()
+    """`null` trains all weights of the denoiser instead: float32, with a copy as the reference."""
+    modules: list[str] | None = Field(default=None, min_length=1)
+    """Denoisers to train where a pipeline has several, as transformer_2; default: all."""
+    gradient_checkpointing: bool = False
+    """Recomputes activations in the backward pass: less memory, one more forward."""
     ema: float | None = Field(default=None, gt=0, lt=1)
     """Decay per optimiser step of the averaged adapter, which is then evaluated and saved."""
     max_grad_norm: float = Field(default=1.0, gt=0)
@@ -207,6 +222,8 @@ class GRPOConfig(Section):
     """The run folder itself."""
     checkpoint_every: int = Field(default=10, ge=1)
     """Epochs."""
+    fps: float = Field(default=16, gt=0)
+    """Frames a second of saved videos; where the pipeline's call has a frame_rate, that."""
     model: ModelConfig = ModelConfig()
     prompts: PromptsConfig = PromptsConfig()
     rewards: list[RewardConfig] = []

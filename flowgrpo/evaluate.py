@@ -48,7 +48,7 @@ def evaluate(
         scores: dict[str, list[Tensor]] = {reward.name: [] for reward in rewards}
         for number, row in enumerate(tqdm(chosen, f"evaluating {name}", disable=None, leave=False)):
             noise = [initial_noise_seed(config.seed, row.prompt, seed) for seed in seeds]
-            images = policy.generate(row.prompt, noise, call)
+            images = policy.generate(row, noise, call)
             for reward in rewards:
                 scores[reward.name].append(reward(images, [row] * len(seeds)))
             _save(images, folder / name, number, seeds)

@@ -5,6 +5,9 @@ x = (1 - sigma) x0 + sigma eps, velocity v = dx/dsigma = eps - x0. A step goes f
 `sigma_next` < `sigma`. From x and v follow the two ends of the straight path,
 ``denoised`` = x - sigma v and ``noise`` = x + (1 - sigma) v.
 
+Latents of another parametrisation, x = a x0 + s eps, are brought to this one by dividing by a + s
+(`schedule.flow_coordinates`), so one set of kernels serves them all.
+
 All kernels share one head, are pure, compute in float32 and take any latent layout:
 
     kernel(latents, velocity, sigma, sigma_next, sigma_second, noise_level) -> Gaussian(mean, std)
@@ -98,14 +101,66 @@ def cps(
     std = n sin(a pi/2) and mean = (1 - n) denoised + n cos(a pi/2) noise with n = sigma_next, so
     the total noise at sigma_next is exactly n. `noise_level` a must lie in [0, 1].
     """
-    x, v = latents.float(), velocity.float()
     angle = noise_level * math.pi / 2
-    denoised, noise = ends(x, v, sigma)
-    mean = (1 - sigma_next) * denoised + sigma_next * math.cos(angle) * noise
+    mean = _renoised(latents, velocity, sigma, sigma_next, math.cos(angle))
     return Gaussian(mean, sigma_next * math.sin(angle))
 
 
-KERNELS: dict[str, Kernel] = {"ode": ode, "flow_sde": flow_sde, "cps": cps, "dance_sde": dance_sde}
+def exact(
+    latents: Tensor,
+    velocity: Tensor,
+    sigma: float,
+    sigma_next: float,
+    sigma_second: float,
+    noise_level: float,
+) -> Gaussian:
+    """Flow-GRPO's SDE solved over the step with `denoised` held fixed, where `flow_sde` is Euler's.
+
+    The old noise is kept with c = [(n / (1 - n)) / (s / (1 - s))]^(a^2 / 2), which is 0 at s = 1;
+    std = n sqrt(1 - c^2), so the total noise at sigma_next is exactly n.
+    """
+    ratio = sigma_next * (1 - sigma) / ((1 - sigma_next) * sigma)
+    kept = ratio ** (noise_level**2 / 2)
+    mean = _renoised(latents, velocity, sigma, sigma_next, kept)
+    return Gaussian(mean, sigma_next * math.sqrt(1 - kept**2))
+
+
+def ddim(
+    latents: Tensor,
+    velocity: Tensor,
+    sigma: float,
+    sigma_next: float,
+    sigma_second: float,
+    noise_level: float,
+) -> Gaussian:
+    """DDIM's step with eta = `noise_level` in [0, 1] (arXiv 2010.02502, eq. 12 and 16), as in DDPO
+    (arXiv 2305.13301); 1 is DDPM's ancestral step.
+
+    std = a n sqrt(1 - [((1 - s) n) / ((1 - n) s)]^2), the same in every parametrisation: it holds
+    only ratios of signal and noise.
+    """
+    ratio = sigma_next * (1 - sigma) / ((1 - sigma_next) * sigma)
+    redrawn = noise_level * math.sqrt(1 - ratio**2)
+    mean = _renoised(latents, velocity, sigma, sigma_next, math.sqrt(1 - redrawn**2))
+    return Gaussian(mean, sigma_next * redrawn)
+
+
+def _renoised(
+    latents: Tensor, velocity: Tensor, sigma: float, sigma_next: float, kept: float
+) -> Tensor:
+    """The mean of a step to `sigma_next` that keeps the share `kept` of the old noise."""
+    denoised, noise = ends(latents.float(), velocity.float(), sigma)
+    return (1 - sigma_next) * denoised + sigma_next * kept * noise
+
+
+KERNELS: dict[str, Kernel] = {
+    "ode": ode,
+    "flow_sde": flow_sde,
+    "cps": cps,
+    "dance_sde": dance_sde,
+    "exact": exact,
+    "ddim": ddim,
+}
 
 
 def log_prob(latents: Tensor, mean: Tensor, std: float) -> Tensor:

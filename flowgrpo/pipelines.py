@@ -1,20 +1,59 @@
 """Stock diffusers pipelines from outside: open one, find its parts, check a call's arguments."""
 
 import difflib
+import functools
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.models.modeling_utils import ModelMixin
 from torch import nn
 
-from flowgrpo.config import ConfigError
+from flowgrpo.config import OWN_ARGUMENTS, ConfigError, ModelConfig
+from flowgrpo.media import Sample, opened
+from flowgrpo.prompts import Row
 from flowgrpo.tape import swapped
+
+COUNTS = ("num_images_per_prompt", "num_videos_per_prompt")
+"""Arguments by which pipelines take the number of samples of one prompt."""
+
+
+def open_pipeline(config: ModelConfig) -> Any:
+    """Opens the pipeline of a config, with the scheduler and the VAE as the config wants them.
+
+    Raises:
+        ConfigError: there is no path, or no such scheduler.
+        ValueError: the folder is missing or does not hold a diffusers pipeline.
+    """
+    if config.path is None:
+        raise ConfigError("model.path is missing; name a pipeline folder or a hub name.")
+    device = config.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    pipe = load_pipeline(config.path, getattr(torch, config.dtype), device)
+    if config.scheduler or config.scheduler_kwargs:
+        pipe.scheduler = _scheduler(pipe, config)
+    vae = getattr(pipe, "vae", None)
+    if vae is not None and vae.config.get("force_upcast"):
+        vae.to(torch.float32)
+    for flag, method in (
+        (config.vae_slicing, "enable_slicing"),
+        (config.vae_tiling, "enable_tiling"),
+    ):
+        if flag:
+            if not hasattr(vae, method):
+                raise ConfigError(
+                    f"model.vae_{method.removeprefix('enable_')} is true, but the pipeline's VAE "
+                    f"({type(vae).__name__}) has no {method}; leave it out."
+                )
+            getattr(vae, method)()
+    return pipe
 
 
 def load_pipeline(path: str, dtype: torch.dtype, device: str | torch.device) -> Any:
@@ -54,24 +93,115 @@ def absent_parts(path: str) -> list[str]:
 
 
 def modules_of(pipe: Any) -> dict[str, nn.Module]:
-    """Every module a pipeline holds, optional ones too."""
-    return {name: part for name, part in vars(pipe).items() if isinstance(part, nn.Module)}
+    """Every module a pipeline holds, optional ones and those of its sub-pipelines too."""
+    found: dict[str, nn.Module] = {}
+    for name, part in vars(pipe).items():
+        if isinstance(part, nn.Module):
+            found[name] = part
+        elif isinstance(part, DiffusionPipeline):
+            found |= {f"{name}.{inner}": module for inner, module in modules_of(part).items()}
+    return found
 
 
-def find_denoisers(pipe: Any) -> dict[str, nn.Module]:
-    """The modules that predict in the loop: diffusers models that its LoRA loader knows."""
-    loadable = getattr(pipe, "_lora_loadable_modules", [])
-    found: dict[str, nn.Module] = {
+def find_models(pipe: Any) -> dict[str, nn.Module]:
+    """Diffusers models that may predict in the loop: all but those that only encode and decode."""
+    return {
         name: module
         for name, module in modules_of(pipe).items()
-        if name in loadable and isinstance(module, ModelMixin)
+        if isinstance(module, ModelMixin) and not hasattr(module, "decode")
+    }
+
+
+def find_denoisers(pipe: Any, names: Sequence[str] | None = None) -> dict[str, nn.Module]:
+    """The models that can be trained: those that the pipeline's LoRA loader knows, or, where it has
+    none, every model but nets that only condition another.
+
+    Args:
+        names: only these.
+
+    Raises:
+        ValueError: there is none, or not one of such a name.
+    """
+    models = find_models(pipe)
+    loadable = [name for name in getattr(pipe, "_lora_loadable_modules", []) if name in models]
+    found = {
+        name: module
+        for name, module in models.items()
+        if name in loadable or (not loadable and not _conditions(module))
     }
     if not found:
         raise ValueError(
-            f"{type(pipe).__name__} has no denoiser that takes a LoRA; use a pipeline with "
-            "load_lora_weights."
+            f"{type(pipe).__name__} has no denoiser of diffusers' model classes; use a pipeline "
+            "with a transformer or a UNet."
         )
-    return found
+    for name in names or []:
+        if name not in found:
+            raise ConfigError(
+                f"train.modules names {name}, but the denoisers of {type(pipe).__name__} are "
+                f"{', '.join(found)}."
+            )
+    return {name: module for name, module in found.items() if names is None or name in names}
+
+
+def generate(pipe: Any, row: Row, seeds: Sequence[int], call: dict[str, Any]) -> list[Sample]:
+    """One call of the stock pipeline: B samples of one row, one per seed of the initial noise.
+
+    Columns of the row that are arguments of the pipeline's call (image, negative_prompt, ...) go
+    there; pictures come as PIL, videos as lists of PIL frames.
+    """
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    arguments = {"output_type": "pil", **call, **_arguments(pipe, row, len(seeds))}
+    with quiet(pipe), _vae_in_its_dtype(pipe):
+        return list(pipe(generator=generators, **arguments)[0])
+
+
+def _arguments(pipe: Any, row: Row, count: int) -> dict[str, Any]:
+    """What says what to draw, and how often."""
+    known = inspect.signature(type(pipe).__call__).parameters
+    given = {name: row.columns[name] for name in row.columns if name in known}
+    arguments = opened({k: v for k, v in given.items() if k not in OWN_ARGUMENTS})
+    if "prompt" in known:
+        arguments["prompt"] = row.prompt
+    counts = [name for name in COUNTS if name in known]
+    if counts:
+        return {**arguments, counts[0]: count}
+    return {name: [value] * count for name, value in arguments.items()}
+
+
+def _conditions(module: nn.Module) -> bool:
+    return "controlnet_cond" in inspect.signature(module.forward).parameters
+
+
+def _scheduler(pipe: Any, config: ModelConfig) -> Any:
+    """The pipeline's scheduler, or one of the class that the config names, by its configuration."""
+    cls: Any = type(pipe.scheduler)
+    if config.scheduler:
+        cls = getattr(diffusers, config.scheduler, None)
+        if not hasattr(cls, "set_timesteps"):
+            known = [name for name in dir(diffusers) if name.endswith("Scheduler")]
+            close = difflib.get_close_matches(config.scheduler, known, n=1)
+            hint = f'did you mean "{close[0]}"?' if close else "use DDIMScheduler, say."
+            raise ConfigError(f"model.scheduler is {config.scheduler}, but is unknown; {hint}")
+    return cls.from_config(pipe.scheduler.config, **config.scheduler_kwargs)
+
+
+@contextmanager
+def _vae_in_its_dtype(pipe: Any) -> Iterator[None]:
+    """Within the block a float32 VAE beside half-precision parts takes what they give."""
+    vae = getattr(pipe, "vae", None)
+    if vae is None:
+        yield
+        return
+
+    def cast(method: Any) -> Any:
+        @functools.wraps(method)
+        def casting(values: Any, *args: Any, **kwargs: Any) -> Any:
+            return method(values.to(vae.dtype), *args, **kwargs)
+
+        return casting
+
+    with swapped(vae, "decode", cast(vae.decode)), swapped(vae, "encode", cast(vae.encode)):
+        yield
 
 
 def check_call(pipe: Any, section: str, call: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""The policy: a stock diffusers pipeline with a trainable LoRA on its denoiser.
+"""The policy: a stock diffusers pipeline with trainable weights on its denoiser, mostly a LoRA.
 
 `rollout` samples with the pipeline and tapes what it did; `replay` plays the tape with gradients.
-The reference policy is the same pipeline with the adapter off.
+The reference policy is the same pipeline as it was before training.
 """
 
 import functools
@@ -13,45 +13,40 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils import get_peft_model_state_dict
 from torch import Tensor, nn
 
-from flowgrpo.pipelines import find_denoisers, modules_of, quiet
+from flowgrpo.config import ConfigError, LoraSettings, TrainConfig
+from flowgrpo.lora import ADAPTER, add_lora, load_lora, save_lora, train_in_float32
+from flowgrpo.media import Sample
+from flowgrpo.pipelines import find_denoisers, find_models, generate, modules_of
+from flowgrpo.prompts import Row
 from flowgrpo.schedule import check_scheduler
 from flowgrpo.tape import NoiseFunction, StepFunction, Tape, play, record, swapped
-
-ADAPTER = "default"
-"""peft's own name; diffusers' savers look for it."""
-
-ATTENTION_PROJECTIONS = ("to_q", "to_k", "to_v", "to_out.0")
-"""Last parts of the attention projections' names in every diffusers denoiser."""
 
 PROMPT_MEMO_SIZE = 512
 
 
 @dataclass(kw_only=True)
 class Rollout:
-    """B images of one prompt and the tape they came from."""
+    """B samples of one row and the tape they came from."""
 
-    prompt: str
-    images: list[Any]
-    """B pictures as the pipeline gives them (PIL)."""
+    row: Row
+    samples: list[Sample]
+    """B pictures or videos."""
     tape: Tape
     call: dict[str, Any]
     """The pipeline's arguments, without generators."""
     seeds: list[int]
-    """Seeds of the initial noise, one an image."""
+    """Seeds of the initial noise, one a sample."""
 
 
 class Policy:
-    """A pipeline, its denoisers and the adapter that is trained.
+    """A pipeline, its denoisers and the weights that are trained.
 
     Args:
-        pipe: any diffusers pipeline with a flow-matching scheduler. Its weights are frozen.
-        rank, alpha: of the LoRA; its scale is alpha / rank.
-        targets: endings of the module names that get a LoRA; default: the attention projections.
+        pipe: any diffusers pipeline with a standard denoising loop. Its weights are frozen.
+        train: what is trained, and how: `lora`, `modules`, `gradient_checkpointing`.
         seed: of the LoRA's initial weights.
 
     Raises:
@@ -59,25 +54,71 @@ class Policy:
         matches.
     """
 
-    def __init__(
-        self,
-        pipe: Any,
-        *,
-        rank: int = 32,
-        alpha: int = 64,
-        targets: Sequence[str] = ATTENTION_PROJECTIONS,
-        seed: int = 0,
-    ):
+    def __init__(self, pipe: Any, train: TrainConfig | None = None, seed: int = 0):
+        train = train or TrainConfig()
+        if not hasattr(pipe, "scheduler"):
+            raise ValueError(
+                f"{type(pipe).__name__} has no scheduler, but its steps are where noise goes; use "
+                "a pipeline with a denoising loop."
+            )
         check_scheduler(pipe.scheduler)
         self.pipe = pipe
-        self.denoisers = find_denoisers(pipe)
+        self.denoisers: dict[str, Any] = find_denoisers(pipe, train.modules)
+        self.taped = find_models(pipe)
+        """Every model whose outputs in the loop are kept: those that condition, too."""
         self.prompt_memo: OrderedDict[Any, Any] = OrderedDict()
         self.passes = {"denoiser_forwards": 0, "denoiser_backwards": 0}
         """Denoiser calls of rollouts and replays so far."""
+        self.is_lora = train.lora is not None
         for module in modules_of(pipe).values():
             module.requires_grad_(False).eval()
+        self._make_trainable(train, seed)
+        if train.gradient_checkpointing:
+            for denoiser in self.denoisers.values():
+                denoiser.enable_gradient_checkpointing()
+        self.start: dict[str, Tensor] | None = None
+        """The trained weights as they were before training, where the reference is not the adapter
+        switched off."""
+        if train.lora is None or train.lora.start:
+            self.start = {n: p.detach().clone() for n, p in self.parameters.items()}
+
+    def _make_trainable(self, train: TrainConfig, seed: int) -> None:
+        if train.lora is None:
+            if self.dtype != torch.float32:
+                raise ConfigError(
+                    f"train.lora is null with weights in {self.dtype}, but all weights are trained "
+                    "in float32; set model.dtype to float32, or train a LoRA."
+                )
+            for module in self.denoisers.values():
+                module.requires_grad_(True)
+            return
+        if train.lora.start is not None:
+            self._start_from(Path(train.lora.start).expanduser(), train.lora)
+            return
         for module in self.denoisers.values():
-            _add_lora(module, rank=rank, alpha=alpha, targets=targets, seed=seed)
+            add_lora(
+                module,
+                rank=train.lora.rank,
+                alpha=train.lora.alpha,
+                targets=train.lora.targets,
+                seed=seed,
+            )
+
+    def _start_from(self, folder: Path, lora: LoraSettings) -> None:
+        loaded = load_lora(self.pipe, folder)
+        for name, module in self.denoisers.items():
+            config = getattr(module, "peft_config", {}).get(ADAPTER)
+            if config is None:
+                raise ConfigError(
+                    f"train.lora.start is {folder}, but holds nothing for {name}; it has "
+                    f"{', '.join(loaded) or 'no LoRA'}."
+                )
+            if (config.r, config.lora_alpha) != (lora.rank, lora.alpha):
+                raise ConfigError(
+                    f"train.lora has rank {lora.rank} and alpha {lora.alpha}, but {folder} has "
+                    f"rank {config.r} and alpha {config.lora_alpha}; set these."
+                )
+            train_in_float32(module)
 
     @property
     def device(self) -> torch.device:
@@ -85,9 +126,9 @@ class Policy:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the frozen denoiser weights."""
-        frozen = (p for d in self.denoisers.values() for p in d.parameters() if not p.requires_grad)
-        return next(frozen).dtype
+        """Of the denoisers' weights, the adapter apart."""
+        weights = (p for d in self.denoisers.values() for p in d.parameters())
+        return next((p for p in weights if not p.requires_grad), torch.empty(0)).dtype
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -99,14 +140,14 @@ class Policy:
             if parameter.requires_grad
         }
 
-    def generate(self, prompt: str, seeds: Sequence[int], call: dict[str, Any]) -> list[Any]:
-        """Images of `prompt`, one per seed, by the stock pipeline and its own scheduler."""
-        with self._prompts_memoised(), quiet(self.pipe):
-            return self._call(prompt, seeds, call).images
+    def generate(self, row: Row, seeds: Sequence[int], call: dict[str, Any]) -> list[Sample]:
+        """Samples of `row`, one per seed, by the stock pipeline and its own scheduler."""
+        with self._prompts_memoised():
+            return generate(self.pipe, row, seeds, call)
 
     def rollout(
         self,
-        prompt: str,
+        row: Row,
         seeds: Sequence[int],
         call: dict[str, Any],
         *,
@@ -115,57 +156,45 @@ class Policy:
         window: range,
         noise: NoiseFunction,
     ) -> Rollout:
-        """Samples one image per seed of initial noise, stochastic in `window`, on tape."""
+        """One sample per seed of initial noise, stochastic in `window`, on tape."""
         tape = Tape(
             kind=kind, noise_level=noise_level, window=window if noise_level > 0 else range(0)
         )
-        with (
-            torch.no_grad(),
-            self._prompts_memoised(),
-            quiet(self.pipe),
-            record(self.pipe, self.denoisers, tape, noise),
-        ):
-            images = self._call(prompt, seeds, call).images
-        last = tape.window_steps[-1].next_latents if tape.window else None
-        if last is not None and not last.isfinite().all():
-            raise RuntimeError(
-                f'latents of prompt "{prompt}" are not finite; lower train.lr or the noise level.'
-            )
+        with torch.no_grad(), record(self.pipe, self.taped, tape, noise):
+            samples = self.generate(row, seeds, call)
+        for step in tape.window_steps[-1:]:
+            if not step.next_latents.isfinite().all():
+                raise RuntimeError(
+                    f'latents of prompt "{row.prompt}" are not finite; lower train.lr or the noise '
+                    "level."
+                )
         self.passes["denoiser_forwards"] += tape.recorded_forwards
-        return Rollout(prompt=prompt, images=images, tape=tape, call=call, seeds=list(seeds))
+        return Rollout(row=row, samples=samples, tape=tape, call=call, seeds=list(seeds))
 
     def replay(self, rollout: Rollout, on_step: StepFunction, *, gradients: bool = True) -> None:
         """Plays the rollout's window steps with the current weights; `on_step` may run backward."""
         before = rollout.tape.replayed_forwards
-        with (
-            self._prompts_memoised(),
-            quiet(self.pipe),
-            play(self.pipe, self.denoisers, rollout.tape, on_step, gradients=gradients),
-        ):
-            self._call(rollout.prompt, rollout.seeds, rollout.call)
+        with play(self.pipe, self.taped, rollout.tape, on_step, gradients=gradients):
+            self.generate(rollout.row, rollout.seeds, rollout.call)
         forwards = rollout.tape.replayed_forwards - before
         self.passes["denoiser_forwards"] += forwards
         self.passes["denoiser_backwards"] += forwards if gradients else 0
 
-    def save_lora(self, folder: Path) -> None:
-        """Writes the adapter in the pipeline's own format, with its configuration as metadata."""
-        arguments: dict[str, Any] = {}
+    def save(self, folder: Path) -> None:
+        """Writes what was trained as plain diffusers loads it: the LoRA, or whole denoisers."""
+        if self.is_lora:
+            save_lora(self.denoisers, folder)
+            return
         for name, module in self.denoisers.items():
-            layers = get_peft_model_state_dict(module, adapter_name=ADAPTER)
-            arguments[f"{name}_lora_layers"] = {k: v.contiguous() for k, v in layers.items()}
-            arguments[f"{name}_lora_adapter_metadata"] = peft_config(module).to_dict()
-        self.pipe.save_lora_weights(str(folder), **arguments)
-
-    def _call(self, prompt: str, seeds: Sequence[int], call: dict[str, Any]) -> Any:
-        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        return self.pipe(
-            prompt=prompt, num_images_per_prompt=len(seeds), generator=generators, **call
-        )
+            module.save_pretrained(folder / name)
 
     @contextmanager
     def _prompts_memoised(self) -> Iterator[None]:
         """`encode_prompt` runs once for each prompt and set of options."""
-        encode = self.pipe.encode_prompt
+        encode = getattr(self.pipe, "encode_prompt", None)
+        if encode is None:
+            yield
+            return
 
         @functools.wraps(encode)
         def memoised(*args: Any, **kwargs: Any) -> Any:
@@ -186,11 +215,15 @@ class Policy:
 
 @contextmanager
 def reference(policy: Policy) -> Iterator[None]:
-    """Within the block the adapter is off: the policy is the base model.
+    """Within the block the policy is what it was before training.
 
-    Sets peft's switch on each layer itself: the public `enable_adapters` also changes
-    requires_grad.
+    With a fresh LoRA that is the base model: the adapter is off. Sets peft's switch on each layer
+    itself, since the public `enable_adapters` also changes requires_grad.
     """
+    if policy.start is not None:
+        with _values(policy, policy.start):
+            yield
+        return
     layers = [
         m for d in policy.denoisers.values() for m in d.modules() if isinstance(m, BaseTunerLayer)
     ]
@@ -207,11 +240,19 @@ def reference(policy: Policy) -> Iterator[None]:
 def as_used(policy: Policy, average: dict[str, Tensor] | None = None) -> Iterator[None]:
     """Within the block the adapter is what a user will load: the average, if there is one, in the
     dtype of the base weights, to which diffusers casts what it loads."""
+    values = average or {name: p.data for name, p in policy.parameters.items()}
+    with _values(policy, {name: value.to(policy.dtype) for name, value in values.items()}):
+        yield
+
+
+@contextmanager
+def _values(policy: Policy, values: dict[str, Tensor]) -> Iterator[None]:
+    """Within the block the trained weights have these values."""
     parameters = policy.parameters
     live = {name: parameter.data for name, parameter in parameters.items()}
-    for name, parameter in parameters.items():
-        parameter.data = (average or live)[name].to(policy.dtype)
     try:
+        for name, parameter in parameters.items():
+            parameter.data = values[name]
         yield
     finally:
         for name, parameter in parameters.items():
@@ -231,38 +272,6 @@ def load_weights(policy: Policy, values: dict[str, Tensor]) -> None:
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(values[name])
-
-
-def peft_config(module: Any) -> LoraConfig:
-    """The adapter's configuration, as peft keeps it on the module."""
-    return module.peft_config[ADAPTER]
-
-
-def _add_lora(module: Any, *, rank: int, alpha: int, targets: Sequence[str], seed: int) -> None:
-    if getattr(module, "peft_config", None):
-        raise ValueError(
-            f"{type(module).__name__} already has the adapters {sorted(module.peft_config)}, but "
-            "training adds its own; unload them first (pipe.unload_lora_weights())."
-        )
-    linears = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
-    chosen = [name for name in linears if any(f".{name}".endswith(f".{t}") for t in targets)]
-    if not chosen:
-        endings = sorted({name.rsplit(".", 1)[-1] for name in linears if not name[-1].isdigit()})
-        raise ValueError(
-            f"train.lora.targets is {list(targets)}, but no linear layer of "
-            f"{type(module).__name__} ends so; "
-            f"candidates: {', '.join(endings)}."
-        )
-    # Initial weights are a pure function of the seed, and the caller's generator stays untouched.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        module.add_adapter(
-            LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen, lora_dropout=0.0), ADAPTER
-        )
-    for parameter in module.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()
-    module.eval()
 
 
 def _memo_key(value: Any) -> Any:

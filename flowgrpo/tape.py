@@ -18,7 +18,7 @@ import functools
 import types
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -27,13 +27,22 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from flowgrpo.kernels import KERNELS, Gaussian
-from flowgrpo.schedule import LoopClock, check_stochastic, position_of
+from flowgrpo.schedule import (
+    LoopClock,
+    Position,
+    check_first_step,
+    check_stochastic,
+    flow_coordinates,
+    position_of,
+    second_sigma,
+)
 
 NoiseFunction = Callable[[int, int, torch.Size], Tensor]
 """(step, stream, shape of the latents) -> standard normal noise, float32."""
 
 StepFunction = Callable[["Step", Gaussian], None]
-"""Called in play for each window step, with the taped step and the current weights' Gaussian."""
+"""Called in play for each window step, with the taped step and the current weights' Gaussian; where
+several latents are stepped together, both hold them all (B, D)."""
 
 
 @dataclass(kw_only=True)
@@ -44,9 +53,7 @@ class Step:
     """Iteration of the loop, from 0."""
     stream: int
     """Which latents, where a pipeline steps several together; 0 for its own scheduler's."""
-    sigma: float
-    sigma_next: float
-    timestep: float
+    position: Position
     latents: Tensor
     """(B, ...) what the step started from."""
     next_latents: Tensor
@@ -58,10 +65,6 @@ class Step:
     @property
     def key(self) -> tuple[int, int]:
         return self.index, self.stream
-
-    @property
-    def schedule(self) -> tuple[float, float, float]:
-        return self.sigma, self.sigma_next, self.timestep
 
 
 @dataclass(kw_only=True)
@@ -121,16 +124,18 @@ def record(
         result = type(scheduler).step(scheduler, model_output, timestep, sample, *a, **k)
         if not tape.window:
             return result
-        position = position_of(scheduler, timestep)
         taped = Step(
             index=index,
             stream=stream,
-            **position,
+            position=position_of(scheduler, timestep),
             latents=sample.clone(),
             next_latents=_previous_sample(result),
         )
+        _check_schedule(pipe, tape, taped)
+        if index == 0:
+            check_first_step(scheduler, taped.position, model_output, sample, taped.next_latents)
         if index in tape.window:
-            check_stochastic(index, taped.sigma, taped.sigma_next)
+            check_stochastic(index, taped.position)
             gaussian = _gaussian(tape, taped, scheduler, model_output)
             drawn = gaussian.mean + gaussian.std * noise(index, stream, sample.shape).to(
                 sample.device
@@ -146,10 +151,15 @@ def record(
 
     with _installed(pipe.scheduler, denoisers, step, forward):
         yield
-    if missed := set(tape.window) - {index for index, _ in tape.steps}:
+    if not clock.iteration:
         raise ValueError(
-            f"step {min(missed)} is in the window, but the loop of {type(pipe).__name__} has "
-            f"{clock.iteration} steps; use an earlier window."
+            f"{type(pipe).__name__} never calls its scheduler's step, but that is where noise "
+            "goes; only pipelines with a standard denoising loop can be trained."
+        )
+    if tape.window and max(tape.window) > clock.iteration - 2:
+        raise ValueError(
+            f"step {max(tape.window)} is in the window, but the loop of {type(pipe).__name__} has "
+            f"{clock.iteration} steps and the last is never trained; use an earlier window."
         )
 
 
@@ -172,7 +182,8 @@ def play(
         ReplayError: the schedule or the latents differ from the tape.
     """
     clock = LoopClock(pipe.scheduler)
-    last = max(key for key in tape.steps if key[0] in tape.window)
+    streams = max(stream for _, stream in tape.steps) + 1
+    stepped: list[tuple[Step, Gaussian]] = []
     calls: dict[tuple[str, int], int] = {}
 
     def forward(name: str, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -199,10 +210,13 @@ def play(
             result = type(scheduler).step(scheduler, model_output, timestep, sample, *a, **k)
         _check_replay(pipe, taped, position_of(scheduler, timestep), sample)
         if index in tape.window:
-            on_step(taped, _gaussian(tape, taped, scheduler, model_output))
-        torch.set_grad_enabled(False)
-        if (index, stream) == last:
-            raise _LastStepPlayed
+            stepped.append((taped, _gaussian(tape, taped, scheduler, model_output)))
+            if len(stepped) == streams:
+                on_step(*_joined(stepped))
+                stepped.clear()
+                torch.set_grad_enabled(False)
+                if index == max(tape.window):
+                    raise _LastStepPlayed
         return _with_previous_sample(result, taped.next_latents.clone())
 
     was_enabled = torch.is_grad_enabled()
@@ -246,19 +260,57 @@ def swapped(owner: Any, attribute: str, value: Any) -> Iterator[None]:
             setattr(owner, attribute, before)
 
 
-def _gaussian(tape: Tape, taped: Step, scheduler: Any, velocity: Tensor) -> Gaussian:
-    kernel = KERNELS[tape.kind]
-    second = float(scheduler.sigmas[1])
-    return kernel(taped.latents, velocity, taped.sigma, taped.sigma_next, second, tape.noise_level)
+def _gaussian(tape: Tape, taped: Step, scheduler: Any, model_output: Tensor) -> Gaussian:
+    at = taped.position
+    x, velocity = flow_coordinates(scheduler, model_output, taped.latents, at)
+    mean, std = KERNELS[tape.kind](
+        x, velocity, at.sigma, at.sigma_next, second_sigma(scheduler), tape.noise_level
+    )
+    return Gaussian(mean * at.scale_next, std * at.scale_next)
 
 
-def _check_replay(pipe: Any, taped: Step, position: dict[str, float], sample: Tensor) -> None:
-    now = (position["sigma"], position["sigma_next"], position["timestep"])
+def _joined(stepped: list[tuple[Step, Gaussian]]) -> tuple[Step, Gaussian]:
+    """Latents that are stepped together as one, (B, D), in units of the first one's std: of the
+    log-prob that moves a constant, and no ratio."""
+    if len(stepped) == 1:
+        return stepped[0]
+    first, std = stepped[0][0], stepped[0][1].std
+
+    def flat(tensors: list[Tensor]) -> Tensor:
+        units = [std / gaussian.std for _, gaussian in stepped]
+        parts = [t.float().flatten(1) * u for t, u in zip(tensors, units, strict=True)]
+        return torch.cat(parts, dim=1)
+
+    steps = [step for step, _ in stepped]
+    joint = replace(
+        first,
+        latents=flat([step.latents for step in steps]),
+        next_latents=flat([step.next_latents for step in steps]),
+        mean=flat([step.mean for step in steps if step.mean is not None]),
+    )
+    return joint, Gaussian(flat([gaussian.mean for _, gaussian in stepped]), std)
+
+
+def _check_schedule(pipe: Any, tape: Tape, taped: Step) -> None:
+    """Each step must start at the noise where the one before ended, but for rounded timesteps."""
+    before = tape.steps.get((taped.index - 1, taped.stream))
+    if before is None:
+        return
+    gap = abs(taped.position.sigma - before.position.sigma_next)
+    if gap > 0.5 * abs(before.position.sigma - before.position.sigma_next):
+        raise ValueError(
+            f"{type(pipe).__name__} step {taped.index} starts at sigma {taped.position.sigma:.4g}, "
+            f"but the step before ended at {before.position.sigma_next:.4g}; set model.scheduler "
+            "to one that takes one step a timestep, as DDIMScheduler."
+        )
+
+
+def _check_replay(pipe: Any, taped: Step, position: Position, sample: Tensor) -> None:
     where = f"{type(pipe).__name__} step {taped.index}"
-    if now != taped.schedule:
+    if position != taped.position:
         raise ReplayError(
-            f"{where} has (sigma, next sigma, timestep) {now}, but its rollout had "
-            f"{taped.schedule}; the schedule must not change between rollout and replay."
+            f"{where} has {position}, but its rollout had {taped.position}; the schedule must not "
+            "change between rollout and replay."
         )
     if not torch.equal(sample, taped.latents):
         difference = (sample.float() - taped.latents.float()).abs().max().item()

@@ -19,21 +19,14 @@ from tqdm import tqdm
 from flowgrpo import checkpoint, report
 from flowgrpo.advantages import advantages, weighted_sum
 from flowgrpo.checkpoint import State
-from flowgrpo.config import ConfigError, GRPOConfig
+from flowgrpo.config import GRPOConfig
 from flowgrpo.evaluate import evaluate
 from flowgrpo.inputs import read_inputs, with_sources
 from flowgrpo.kernels import Gaussian, kl_divergence, log_prob
 from flowgrpo.objectives import clipped
-from flowgrpo.pipelines import check_call, load_pipeline
+from flowgrpo.pipelines import check_call, open_pipeline
 from flowgrpo.plan import Group
-from flowgrpo.policy import (
-    ATTENTION_PROJECTIONS,
-    Policy,
-    Rollout,
-    as_used,
-    load_weights,
-    reference,
-)
+from flowgrpo.policy import Policy, Rollout, as_used, load_weights, reference
 from flowgrpo.prompts import PromptSource
 from flowgrpo.randomness import normal, seed_for
 from flowgrpo.scoring import Scorer, refuse_constant
@@ -183,23 +176,11 @@ class GRPOTrainer:
         return self._finish(clock)
 
     def _open_policy(self, model: Any) -> Policy:
-        config, lora = self.config, self.config.train.lora
-        if isinstance(model, DiffusionPipeline):
-            pipe = model
-        elif config.model.path is None:
-            raise ConfigError("model.path is missing; name a pipeline folder or a hub name.")
-        else:
-            device = _device(config.model.device)
-            pipe = load_pipeline(config.model.path, getattr(torch, config.model.dtype), device)
+        config = self.config
+        pipe = model if isinstance(model, DiffusionPipeline) else open_pipeline(config.model)
         check_call(pipe, "sampling.call", config.sampling.call)
         check_call(pipe, "evaluation.call", config.evaluation.call or {})
-        return Policy(
-            pipe,
-            rank=lora.rank,
-            alpha=lora.alpha,
-            targets=lora.targets or ATTENTION_PROJECTIONS,
-            seed=seed_for(config.seed, "lora"),
-        )
+        return Policy(pipe, config.train, seed_for(config.seed, "lora"))
 
     def _sample(self, groups: Sequence[Group], clock: report.Clock | None = None) -> list[Sampled]:
         """Rolls out every group; scoring overlaps with sampling where a reward allows it."""
@@ -212,7 +193,7 @@ class GRPOTrainer:
                     rollouts.append(self._rollout(group, samples))
                     with clock("scoring"):
                         rows = [group.row] * len(samples)
-                        futures.append(scorer.submit(rollouts[-1].images, rows))
+                        futures.append(scorer.submit(rollouts[-1].samples, rows))
                 pending.append((group, rollouts, futures))
             with clock("scoring"):
                 return [
@@ -233,7 +214,7 @@ class GRPOTrainer:
             return torch.stack([normal(shape[1:], self.config.seed, *key) for key in keys])
 
         return self.policy.rollout(
-            group.row.prompt,
+            group.row,
             [group.seeds[sample] for sample in samples],
             {**sampling.call, "num_inference_steps": sampling.num_inference_steps},
             kind=sampling.kind,
@@ -345,12 +326,6 @@ def samples_for_a_sheet(
 ) -> list[tuple[str, list[Any], list[float]]]:
     """(prompt, images, total rewards) of each group."""
     return [
-        (s.group.row.prompt, [image for r in s.rollouts for image in r.images], total.tolist())
+        (s.group.row.prompt, [sample for r in s.rollouts for sample in r.samples], total.tolist())
         for s, total in zip(samples, totals, strict=True)
     ]
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)

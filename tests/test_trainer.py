@@ -12,6 +12,7 @@ from flowgrpo import ConfigError, GRPOConfig, GRPOTrainer
 from flowgrpo.evaluate import evenly_spaced
 from flowgrpo.pipelines import modules_of
 from flowgrpo.policy import Policy, reference
+from flowgrpo.prompts import Row
 from flowgrpo.report import paired_bootstrap
 from flowgrpo.scoring import RewardError
 from flowgrpo.tape import ReplayError
@@ -125,11 +126,12 @@ def test_the_reference_is_the_base_model_and_kl_starts_at_zero(tmp_path):
     run.train()
     assert metrics(tmp_path / "run")[0]["kl"] == 0
     call = {**CALL, "num_inference_steps": 3, "output_type": "latent"}
+    row = Row(prompt="a cat", place="test")
     with reference(run.policy):
-        latents = run.policy.generate("a cat", [1, 2], call)
-    base = Policy(build("sd3")).generate("a cat", [1, 2], call)
+        latents = torch.stack(run.policy.generate(row, [1, 2], call))
+    base = torch.stack(Policy(build("sd3")).generate(row, [1, 2], call))
     assert torch.equal(latents, base)
-    assert not torch.equal(latents, run.policy.generate("a cat", [1, 2], call))
+    assert not torch.equal(latents, torch.stack(run.policy.generate(row, [1, 2], call)))
 
 
 def test_without_kl_weight_no_reference_forward_is_made(tmp_path):
