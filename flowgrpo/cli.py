@@ -1,4 +1,4 @@
-"""The command line: train, compare, plan."""
+"""The command line: train, plan, check, compare."""
 
 import os
 
@@ -11,14 +11,14 @@ import math
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from flowgrpo.config import GRPOConfig, load_config
+from flowgrpo.config import GRPOConfig, load_config, parse_config, parse_overrides
 
 app = typer.Typer(
-    help="GRPO for diffusion image models.",
+    help="GRPO for diffusion image and video models.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -57,6 +57,29 @@ def train(
 def plan(config: Config, overrides: Overrides = None) -> None:
     """Print what a training run of CONFIG would do, without loading a model."""
     _print_plan(load_config(config, overrides))
+
+
+@app.command()
+def check(
+    model: Annotated[str, typer.Argument(help="Hub name, pipeline folder or config (YAML).")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME=VALUE]...",
+            help="The pipeline's own arguments, as height=512 or prompt=...; with a dot, settings.",
+        ),
+    ] = None,
+) -> None:
+    """Prove that a pipeline can be trained: stock = sampler = replay, and the LoRA loads again."""
+    settings, call = _check_settings(model, overrides or [])
+    from flowgrpo.check import check_pipeline
+    from flowgrpo.pipelines import open_pipeline
+
+    _quiet_libraries()
+    report = check_pipeline(open_pipeline(settings.model), settings=settings, **call)
+    print("\n".join(report.lines()))
+    if not report.ok:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -110,6 +133,21 @@ def main() -> None:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         print(f"flowgrpo: {reason} (FLOWGRPO_TRACEBACK=1 shows where)", file=sys.stderr)
         sys.exit(1)
+
+
+def _check_settings(model: str, overrides: list[str]) -> tuple[GRPOConfig, dict[str, Any]]:
+    """Settings of a config, or the default ones for a model; and the call."""
+    settings = [override for override in overrides if "." in override.partition("=")[0]]
+    call = parse_overrides([override for override in overrides if override not in settings])
+    if model.endswith((".yaml", ".yml")):
+        config = load_config(model, settings)
+        if "prompt" not in call and config.prompts.train:
+            from flowgrpo.prompts import load_prompts
+
+            row = load_prompts(config.prompts.train)[0]
+            call = {**row.columns, "prompt": row.prompt, **call}
+        return config, call
+    return parse_config({"model": {"path": model}}, settings), call
 
 
 def _print_plan(config: GRPOConfig) -> None:

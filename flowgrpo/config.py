@@ -312,13 +312,25 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> GRPOCon
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path} holds a {type(data).__name__}, but must hold keys and values.")
+    return parse_config(data, overrides)
+
+
+def parse_overrides(overrides: list[str]) -> dict[str, Any]:
+    """`section.key=value` as nested mappings, `key=value` as a value."""
+    data: dict[str, Any] = {}
+    for override in overrides:
+        _apply(data, override)
+    return data
+
+
+def parse_config(data: dict[str, Any], overrides: list[str] | None = None) -> GRPOConfig:
+    """Validates a mapping with `section.key=value` overrides; the first fault becomes one sentence.
+
+    Raises:
+        ConfigError: as `load_config`.
+    """
     for override in overrides or []:
         _apply(data, override)
-    return parse_config(data)
-
-
-def parse_config(data: dict[str, Any]) -> GRPOConfig:
-    """Validates a mapping; the first fault becomes one sentence."""
     try:
         return GRPOConfig.model_validate(data)
     except ValidationError as error:
@@ -335,7 +347,14 @@ def plain(config: GRPOConfig) -> dict[str, Any]:
     return config.model_dump(mode="json", fallback=repr)
 
 
-MAY_CHANGE = ("output_dir", "checkpoint_every", "train.epochs", "evaluation.every", "model.device")
+MAY_CHANGE = (
+    "output_dir",
+    "checkpoint_every",
+    "train.epochs",
+    "evaluation.every",
+    "model.device",
+    "fps",
+)
 """Settings that a resumed run may have changed; any other would make it a different run."""
 
 

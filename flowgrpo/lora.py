@@ -8,7 +8,7 @@ import torch
 from diffusers.loaders import PeftAdapterMixin
 from diffusers.loaders.lora_base import LoraBaseMixin
 from peft import LoraConfig, PeftModel, inject_adapter_in_model
-from peft.tuners.lora import LoraLayer, LoraModel
+from peft.tuners.lora import LoraLayer
 from peft.utils import get_peft_model_state_dict
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -132,7 +132,9 @@ def load_lora(pipe: Any, folder: Path, adapter_name: str = ADAPTER) -> list[str]
             )
             module.peft_config = model.peft_config
         else:
-            module.load_lora_adapter(str(folder), prefix=name, adapter_name=adapter_name)
+            module.load_lora_adapter(
+                str(folder), prefix=name, weight_name=WEIGHTS, adapter_name=adapter_name
+            )
     return names
 
 
@@ -148,7 +150,10 @@ def loading_lines(pipeline: type, folder: Path) -> list[str]:
                 "autocast_adapter_dtype=False)"
             )
         elif name not in by_pipeline:
-            lines.append(f"pipe.{name}.load_lora_adapter({str(folder)!r}, prefix={name!r})")
+            lines.append(
+                f"pipe.{name}.load_lora_adapter({str(folder)!r}, prefix={name!r}, "
+                f"weight_name={WEIGHTS!r})"
+            )
     return lines
 
 
@@ -167,8 +172,11 @@ def unload_lora(pipe: Any, names: Sequence[str]) -> None:
         module = getattr(pipe, name)
         if isinstance(module, PeftAdapterMixin):
             module.unload_lora()
-        else:
-            LoraModel(module, module.peft_config, next(iter(module.peft_config))).unload()
+            continue
+        for place, layer in list(module.named_modules()):
+            if isinstance(layer, LoraLayer):
+                module.set_submodule(place, layer.get_base_layer())
+        if hasattr(module, "peft_config"):
             del module.peft_config
 
 

@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import diffusers
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.models.modeling_utils import ModelMixin
+from PIL import Image
 from torch import nn
 
 from flowgrpo.config import OWN_ARGUMENTS, ConfigError, ModelConfig
@@ -22,6 +24,9 @@ from flowgrpo.tape import swapped
 
 COUNTS = ("num_images_per_prompt", "num_videos_per_prompt")
 """Arguments by which pipelines take the number of samples of one prompt."""
+
+DENOISER_NAMES = ("transformer", "unet")
+"""How the parts of a diffusers pipeline that denoise are called: these, or transformer_2, say."""
 
 
 def open_pipeline(config: ModelConfig) -> Any:
@@ -113,8 +118,8 @@ def find_models(pipe: Any) -> dict[str, nn.Module]:
 
 
 def find_denoisers(pipe: Any, names: Sequence[str] | None = None) -> dict[str, nn.Module]:
-    """The models that can be trained: those that the pipeline's LoRA loader knows, or, where it has
-    none, every model but nets that only condition another.
+    """The models that can be trained: those with diffusers' names for a denoiser, and where the
+    pipeline has a LoRA loader, known to it.
 
     Args:
         names: only these.
@@ -124,15 +129,12 @@ def find_denoisers(pipe: Any, names: Sequence[str] | None = None) -> dict[str, n
     """
     models = find_models(pipe)
     loadable = [name for name in getattr(pipe, "_lora_loadable_modules", []) if name in models]
-    found = {
-        name: module
-        for name, module in models.items()
-        if name in loadable or (not loadable and not _conditions(module))
-    }
+    by_name = [name for name in models if name.startswith(DENOISER_NAMES)]
+    found = {name: models[name] for name in by_name if name in loadable or not loadable}
     if not found:
         raise ValueError(
             f"{type(pipe).__name__} has no denoiser of diffusers' model classes; use a pipeline "
-            "with a transformer or a UNet."
+            "with a transformer or a unet."
         )
     for name in names or []:
         if name not in found:
@@ -149,27 +151,106 @@ def generate(pipe: Any, row: Row, seeds: Sequence[int], call: dict[str, Any]) ->
     Columns of the row that are arguments of the pipeline's call (image, negative_prompt, ...) go
     there; pictures come as PIL, videos as lists of PIL frames.
     """
-    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    arguments = {"output_type": "pil", **call, **_arguments(pipe, row, len(seeds))}
-    with quiet(pipe), _vae_in_its_dtype(pipe):
-        return list(pipe(generator=generators, **arguments)[0])
+    style = find_style(pipe, row, call)
+    return list(_called(pipe, row, seeds, {"output_type": "pil", **call}, style)[0])
 
 
-def _arguments(pipe: Any, row: Row, count: int) -> dict[str, Any]:
-    """What says what to draw, and how often."""
+def find_style(pipe: Any, row: Row, call: dict[str, Any]) -> "Style":
+    """How this pipeline takes several samples of one prompt, each with a seed of its own.
+
+    Tried once for each set of arguments, up to the first step of the scheduler: many pipelines have
+    an argument for it, but not every one of these heeds it, or goes on to repeat its pictures.
+
+    Raises:
+        Exception: no way works; whatever the pipeline raises for the first.
+    """
+    key = (id(pipe.scheduler), *sorted({*call, *_columns(pipe, row)}))
+    known = vars(pipe).setdefault("_flowgrpo_styles", {})
+    if key not in known:
+        errors = []
+        for style in STYLES:
+            try:
+                _reach_first_step(pipe, row, call, style)
+                known[key] = style
+                break
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # pipelines raise what they like
+                errors.append(error)
+        else:
+            raise errors[0]
+    return known[key]
+
+
+@dataclass(kw_only=True, frozen=True)
+class Style:
+    """A way to ask for B samples."""
+
+    counted: bool
+    """By an argument of COUNTS; else the prompt is repeated."""
+    media_repeated: bool
+    """Whether pictures are repeated, too."""
+
+
+STYLES = (
+    Style(counted=True, media_repeated=False),
+    Style(counted=False, media_repeated=False),
+    Style(counted=False, media_repeated=True),
+)
+
+
+class _FirstStep(BaseException):
+    """The loop has begun. Not an Exception: no `except Exception` of a pipeline may swallow it."""
+
+
+def _reach_first_step(pipe: Any, row: Row, call: dict[str, Any], style: Style) -> None:
+    """Raises where the pipeline cannot be called so for two samples."""
+
+    def step(model_output: Any, timestep: Any, sample: Any, *args: Any, **kwargs: Any) -> None:
+        if len(sample) != 2 or len(model_output) != 2:
+            raise ValueError(
+                f"{type(pipe).__name__} makes {len(sample)} samples where 2 are asked for."
+            )
+        raise _FirstStep
+
+    step = functools.wraps(type(pipe.scheduler).step)(step)
+    try:
+        with torch.no_grad(), swapped(pipe.scheduler, "step", step):
+            _called(pipe, row, (0, 1), call, style)
+    except _FirstStep:
+        pass
+
+
+def _called(pipe: Any, row: Row, seeds: Sequence[int], call: dict[str, Any], style: Style) -> Any:
     known = inspect.signature(type(pipe).__call__).parameters
-    given = {name: row.columns[name] for name in row.columns if name in known}
-    arguments = opened({k: v for k, v in given.items() if k not in OWN_ARGUMENTS})
-    if "prompt" in known:
-        arguments["prompt"] = row.prompt
     counts = [name for name in COUNTS if name in known]
-    if counts:
-        return {**arguments, counts[0]: count}
-    return {name: [value] * count for name, value in arguments.items()}
+    if style.counted and not counts:
+        raise ValueError(f"{type(pipe).__name__} has no argument for the number of samples.")
+    arguments = {**call, **opened(_columns(pipe, row))}
+    arguments |= {"prompt": row.prompt} if "prompt" in known else {}
+    if style.counted:
+        arguments[counts[0]] = len(seeds)
+    else:
+        for name, value in arguments.items():
+            text = name in ("prompt", "negative_prompt") and isinstance(value, str)
+            if text or (style.media_repeated and _is_media(value)):
+                arguments[name] = [value] * len(seeds)
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    with quiet(pipe), _vae_in_its_dtype(pipe):
+        return pipe(generator=generators, **arguments)
 
 
-def _conditions(module: nn.Module) -> bool:
-    return "controlnet_cond" in inspect.signature(module.forward).parameters
+def _columns(pipe: Any, row: Row) -> dict[str, Any]:
+    """The row's columns that are arguments of the pipeline's call."""
+    known = inspect.signature(type(pipe).__call__).parameters
+    return {k: v for k, v in row.columns.items() if k in known and k not in OWN_ARGUMENTS}
+
+
+def _is_media(value: Any) -> bool:
+    """A picture, or a list of pictures."""
+    return isinstance(value, Image.Image) or (
+        isinstance(value, list) and bool(value) and isinstance(value[0], Image.Image)
+    )
 
 
 def _scheduler(pipe: Any, config: ModelConfig) -> Any:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from flowgrpo.config import ConfigError, LoraSettings, TrainConfig
 from flowgrpo.lora import ADAPTER, add_lora, load_lora, save_lora, train_in_float32
 from flowgrpo.media import Sample
-from flowgrpo.pipelines import find_denoisers, find_models, generate, modules_of
+from flowgrpo.pipelines import find_denoisers, find_models, find_style, generate, modules_of
 from flowgrpo.prompts import Row
 from flowgrpo.schedule import check_scheduler
 from flowgrpo.tape import NoiseFunction, StepFunction, Tape, play, record, swapped
@@ -74,8 +74,7 @@ class Policy:
             module.requires_grad_(False).eval()
         self._make_trainable(train, seed)
         if train.gradient_checkpointing:
-            for denoiser in self.denoisers.values():
-                denoiser.enable_gradient_checkpointing()
+            _checkpoint_gradients(self.denoisers)
         self.start: dict[str, Tensor] | None = None
         """The trained weights as they were before training, where the reference is not the adapter
         switched off."""
@@ -160,6 +159,7 @@ class Policy:
         tape = Tape(
             kind=kind, noise_level=noise_level, window=window if noise_level > 0 else range(0)
         )
+        find_style(self.pipe, row, call)
         with torch.no_grad(), record(self.pipe, self.taped, tape, noise):
             samples = self.generate(row, seeds, call)
         for step in tape.window_steps[-1:]:
@@ -221,7 +221,7 @@ def reference(policy: Policy) -> Iterator[None]:
     itself, since the public `enable_adapters` also changes requires_grad.
     """
     if policy.start is not None:
-        with _values(policy, policy.start):
+        with trained_values(policy, policy.start):
             yield
         return
     layers = [
@@ -241,12 +241,12 @@ def as_used(policy: Policy, average: dict[str, Tensor] | None = None) -> Iterato
     """Within the block the adapter is what a user will load: the average, if there is one, in the
     dtype of the base weights, to which diffusers casts what it loads."""
     values = average or {name: p.data for name, p in policy.parameters.items()}
-    with _values(policy, {name: value.to(policy.dtype) for name, value in values.items()}):
+    with trained_values(policy, {name: value.to(policy.dtype) for name, value in values.items()}):
         yield
 
 
 @contextmanager
-def _values(policy: Policy, values: dict[str, Tensor]) -> Iterator[None]:
+def trained_values(policy: Policy, values: dict[str, Tensor]) -> Iterator[None]:
     """Within the block the trained weights have these values."""
     parameters = policy.parameters
     live = {name: parameter.data for name, parameter in parameters.items()}
@@ -272,6 +272,16 @@ def load_weights(policy: Policy, values: dict[str, Tensor]) -> None:
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(values[name])
+
+
+def _checkpoint_gradients(denoisers: dict[str, Any]) -> None:
+    for name, denoiser in denoisers.items():
+        if not getattr(denoiser, "_supports_gradient_checkpointing", False):
+            raise ConfigError(
+                f"train.gradient_checkpointing is true, but {name} ({type(denoiser).__name__}) has "
+                "none; leave it out."
+            )
+        denoiser.enable_gradient_checkpointing()
 
 
 def _memo_key(value: Any) -> Any:

@@ -58,7 +58,7 @@ def check_stochastic(index: int, position: Position) -> None:
         raise ValueError(
             f"step {index} goes from sigma {position.sigma:.4g} to {position.sigma_next:.4g}, but "
             "a stochastic step must fall within (0, 1] and the last step is always deterministic; "
-            "use an earlier window or another scheduler."
+            "set sampling.window.last to an earlier step."
         )
 
 
@@ -185,7 +185,10 @@ def _is_known(scheduler: Any) -> bool:
 
 
 def _prediction_type(scheduler: Any) -> str:
-    return scheduler.config.get("prediction_type", "flow_prediction")
+    kind = scheduler.config.get("prediction_type", "flow_prediction")
+    if kind == "flow_prediction" and float(scheduler.sigmas[0]) > 1.001:
+        return "epsilon"  # Euler steps dx/dsigma of exploding variance, where sigma has no bound.
+    return kind
 
 
 def _entry(scheduler: Any, index: int) -> tuple[float, float]:

@@ -80,6 +80,8 @@ class Tape:
     outputs: dict[tuple[str, int], list[Any]] = field(default_factory=dict)
     """Denoiser outputs by (module name, iteration), in order of call."""
 
+    iterations: int = 0
+    """Of the pipeline's loop."""
     recorded_forwards: int = 0
     replayed_forwards: int = 0
     """Denoiser calls that really ran, over all plays."""
@@ -151,6 +153,7 @@ def record(
 
     with _installed(pipe.scheduler, denoisers, step, forward):
         yield
+    tape.iterations = clock.iteration
     if not clock.iteration:
         raise ValueError(
             f"{type(pipe).__name__} never calls its scheduler's step, but that is where noise "
@@ -159,7 +162,8 @@ def record(
     if tape.window and max(tape.window) > clock.iteration - 2:
         raise ValueError(
             f"step {max(tape.window)} is in the window, but the loop of {type(pipe).__name__} has "
-            f"{clock.iteration} steps and the last is never trained; use an earlier window."
+            f"{clock.iteration} steps and the last is never trained; set sampling.window.last to "
+            f"{clock.iteration - 2} at most."
         )
 
 
@@ -215,6 +219,7 @@ def play(
                 on_step(*_joined(stepped))
                 stepped.clear()
                 torch.set_grad_enabled(False)
+                _detach_state(pipe)
                 if index == max(tape.window):
                     raise _LastStepPlayed
         return _with_previous_sample(result, taped.next_latents.clone())
@@ -291,17 +296,31 @@ def _joined(stepped: list[tuple[Step, Gaussian]]) -> tuple[Step, Gaussian]:
     return joint, Gaussian(flat([gaussian.mean for _, gaussian in stepped]), std)
 
 
+def _detach_state(owner: Any, depth: int = 4) -> None:
+    """What a pipeline's own objects carry to the next step, as a guider's momentum, is state there:
+    no gradient flows back into the step that it came from."""
+    if isinstance(owner, (nn.Module, type)) or type(owner).__module__.startswith("transformers"):
+        return
+    values: Any = owner if isinstance(owner, (dict, list)) else getattr(owner, "__dict__", {})
+    for key, value in list(values.items() if isinstance(values, dict) else enumerate(values)):
+        if isinstance(value, Tensor):
+            if value.grad_fn is not None:
+                values[key] = value.detach()
+        elif depth:
+            _detach_state(value, depth - 1)
+
+
 def _check_schedule(pipe: Any, tape: Tape, taped: Step) -> None:
-    """Each step must start at the noise where the one before ended, but for rounded timesteps."""
+    """Each step must go on from where the one before ended, but for timesteps that are rounded."""
     before = tape.steps.get((taped.index - 1, taped.stream))
     if before is None:
         return
-    gap = abs(taped.position.sigma - before.position.sigma_next)
-    if gap > 0.5 * abs(before.position.sigma - before.position.sigma_next):
+    moved = abs(taped.position.sigma - before.position.sigma)
+    if moved < 0.5 * abs(before.position.sigma_next - before.position.sigma):
         raise ValueError(
-            f"{type(pipe).__name__} step {taped.index} starts at sigma {taped.position.sigma:.4g}, "
-            f"but the step before ended at {before.position.sigma_next:.4g}; set model.scheduler "
-            "to one that takes one step a timestep, as DDIMScheduler."
+            f"{type(pipe).__name__} steps twice from sigma {taped.position.sigma:.4g}, but must go "
+            "on from step to step; set model.scheduler to DDIMScheduler, say, if its scheduler is "
+            "the cause."
         )
 
 

@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from flowgrpo import checkpoint, report
 from flowgrpo.advantages import advantages, weighted_sum
+from flowgrpo.check import check_replay
 from flowgrpo.checkpoint import State
 from flowgrpo.config import GRPOConfig
 from flowgrpo.evaluate import evaluate
@@ -126,6 +127,7 @@ class GRPOTrainer:
         """Runs what is left of `train.epochs`; returns the summary, as in summary.json."""
         config, state = self.config, self.state
         clock = report.Clock(state.seconds)
+        check_replay(self.policy, self.inputs.rows[0], config)
         if not self.folder.is_evaluated(0):
             for reward in self.rewards:
                 refuse_constant(reward, self.inputs.rows[0], config.sampling.call)
