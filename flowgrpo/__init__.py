@@ -12,15 +12,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flowgrpo.check import check_pipeline
     from flowgrpo.config import ConfigError, GRPOConfig
     from flowgrpo.trainer import GRPOTrainer
 
-__all__ = ["ConfigError", "GRPOConfig", "GRPOTrainer"]
+__all__ = ["ConfigError", "GRPOConfig", "GRPOTrainer", "check_pipeline"]
+
+_HOMES = {
+    "ConfigError": "config",
+    "GRPOConfig": "config",
+    "GRPOTrainer": "trainer",
+    "check_pipeline": "check",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Imported on first use: the command line sets threading variables before torch is loaded."""
-    home = {"ConfigError": "config", "GRPOConfig": "config", "GRPOTrainer": "trainer"}.get(name)
-    if home is None:
+    if name not in _HOMES:
         raise AttributeError(f"module flowgrpo has no attribute {name!r}")
-    return getattr(importlib.import_module(f"flowgrpo.{home}"), name)
+    return getattr(importlib.import_module(f"flowgrpo.{_HOMES[name]}"), name)

@@ -10,7 +10,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -154,6 +154,8 @@ def check_replay(policy: Policy, row: Row, settings: GRPOConfig) -> float:
         rollout = _rollout(policy, row, call, settings, range(first, last + 1))
         found = replay_differences(policy, rollout)
     policy.passes.update(passes)
+    for parameter in policy.parameters.values():
+        parameter.grad = None
     difference, worst = max((value, index) for index, value in found.items())
     allowed = min(settings.train.clip_range) / 10
     if not difference <= allowed:
@@ -165,13 +167,10 @@ def check_replay(policy: Policy, row: Row, settings: GRPOConfig) -> float:
     return difference
 
 
-def replay_differences(
-    policy: Policy, rollout: Rollout, after: Callable[[Tensor], None] | None = None
-) -> dict[int, float]:
+def replay_differences(policy: Policy, rollout: Rollout) -> dict[int, float]:
     """By window step, the largest |log-prob at replay - the rollout's| over the samples.
 
-    Args:
-        after: called with the log-probs (B,) of each step, to run backward.
+    Runs backward from every step's log-probs; their gradients are left in the weights.
     """
     found = {}
 
@@ -180,10 +179,18 @@ def replay_differences(
         before = log_prob(step.next_latents, step.mean, step.std)
         replayed = log_prob(step.next_latents, now.mean, now.std)
         found[step.index] = float((replayed.detach() - before).abs().max())
-        if after is not None:
-            after(replayed)
+        if replayed.requires_grad:
+            replayed.sum().backward()
 
-    policy.replay(rollout, on_step)
+    try:
+        policy.replay(rollout, on_step)
+    except RuntimeError as error:
+        if "backward through the graph a second time" not in str(error):
+            raise
+        raise ReplayError(
+            f"{type(policy.pipe).__name__} step {len(found)} depends on the weights through an "
+            "earlier step, so a denoiser keeps state (a cache?) between steps; switch that off."
+        ) from error
     return found
 
 
@@ -235,9 +242,7 @@ def _check(report: Report, pipe: Any, row: Row, call: dict[str, Any], settings: 
                 f"{name} of {report.pipeline} is called in fewer than two steps of the loop, but "
                 "training needs a denoiser that is called again; use a pipeline with one."
             )
-    report.replay_difference = max(
-        replay_differences(policy, rollout, lambda values: values.sum().backward()).values()
-    )
+    report.replay_difference = max(replay_differences(policy, rollout).values())
     if not report.replay_difference <= report.replay_allowed:
         raise _Refused(
             f"{report.pipeline} replays {report.replay_difference:.1e} away from its rollout "

@@ -10,17 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
 from tqdm import tqdm
 
 from flowgrpo.config import ConfigError, GRPOConfig, load_config
-from flowgrpo.evaluate import evenly_spaced, initial_noise_seed
-from flowgrpo.grids import draw_grid
+from flowgrpo.evaluate import evenly_spaced, frame_rate, initial_noise_seed
+from flowgrpo.grids import animate_grid, draw_grid
 from flowgrpo.loading import load_rewards
-from flowgrpo.lora import WEIGHTS, load_lora, set_scale, unload_lora
+from flowgrpo.lora import WEIGHTS, load_lora, saved_modules, set_scale, unload_lora
+from flowgrpo.media import Sample, is_video, write_video
 from flowgrpo.pipelines import generate, open_pipeline
 from flowgrpo.prompts import Row, load_prompts
 from flowgrpo.scoring import Reward, validate_rows
+from flowgrpo.usage import saved_denoisers
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -69,47 +70,72 @@ def columns_of_runs(
     return columns + [Column(label=lora.name, config=first, lora=_lora(lora)) for lora in loras]
 
 
+@dataclass(kw_only=True, frozen=True)
+class Grid:
+    """Samples with what is written beside them."""
+
+    samples: list[list[Sample]]
+    rows: list[str]
+    columns: list[str]
+    captions: list[list[str]] | None
+    fps: float
+
+    def save(self, path: Path) -> list[Path]:
+        """Writes the PNG `path`, videos as strips; beside it an MP4 in which all of them play."""
+        labelled = (self.samples, self.rows, self.columns, self.captions)
+        draw_grid(*labelled).save(path)
+        if not any(is_video(sample) for line in self.samples for sample in line):
+            return [path]
+        write_video(animate_grid(*labelled), path.with_suffix(".mp4"), self.fps)
+        return [path, path.with_suffix(".mp4")]
+
+
 def compare(
     columns: Sequence[Column],
     rows: Sequence[Row],
     seeds: Sequence[int],
     rewards: Sequence[Reward] = (),
-) -> Image.Image:
+) -> Grid:
     """The labelled grid; scores of `rewards` stand under the cells."""
-    pictures = pictures_of(columns, rows, seeds)
+    samples = pictures_of(columns, rows, seeds)
     places = [(row, seed) for row in rows for seed in seeds]
     captions = [
         [
-            "\n".join(f"{r.name} {float(r([picture], [row])[0]):.2f}" for r in rewards)
-            for picture in line
+            "\n".join(f"{r.name} {float(r([sample], [row])[0]):.2f}" for r in rewards)
+            for sample in line
         ]
-        for (row, _), line in zip(places, pictures, strict=True)
+        for (row, _), line in zip(places, samples, strict=True)
     ]
-    labels = [f"{row.prompt} (seed {seed})" for row, seed in places]
-    return draw_grid(pictures, labels, [c.label for c in columns], captions if rewards else None)
+    return Grid(
+        samples=samples,
+        rows=[f"{row.prompt} (seed {seed})" for row, seed in places],
+        columns=[c.label for c in columns],
+        captions=captions if rewards else None,
+        fps=frame_rate(columns[0].config),
+    )
 
 
 def pictures_of(
     columns: Sequence[Column], rows: Sequence[Row], seeds: Sequence[int]
-) -> list[list[Image.Image]]:
-    """One line of pictures for each prompt and seed, one picture a column.
+) -> list[list[Sample]]:
+    """One line of samples for each prompt and seed, one sample a column.
 
     The first column's run gives noise and settings for all: nothing else may differ along a row.
     """
-    pictures: list[list[Image.Image]] = [[] for _ in rows for _ in seeds]
+    samples: list[list[Sample]] = [[] for _ in rows for _ in seeds]
     pipe, opened = None, None
     for column in tqdm(columns, "columns", disable=None):
         if opened != column.config.model:
             pipe, opened = open_pipeline(column.config.model), column.config.model
         with adapter(pipe, column.lora, column.scale):
             for line, (row, seed) in zip(
-                pictures, ((row, seed) for row in rows for seed in seeds), strict=True
+                samples, ((row, seed) for row in rows for seed in seeds), strict=True
             ):
                 line.append(cell(pipe, row, seed, columns[0].config))
-    return pictures
+    return samples
 
 
-def cell(pipe: Any, row: Row, seed: int, config: GRPOConfig) -> Any:
+def cell(pipe: Any, row: Row, seed: int, config: GRPOConfig) -> Sample:
     """One sample of one row, by the stock pipeline with the run's evaluation settings."""
     noise = initial_noise_seed(config.seed, row.prompt, seed)
     return generate(pipe, row, [noise], config.evaluation_call)[0]
@@ -117,13 +143,37 @@ def cell(pipe: Any, row: Row, seed: int, config: GRPOConfig) -> Any:
 
 @contextmanager
 def adapter(pipe: Any, lora: Path | None, scale: float = 1.0) -> Iterator[None]:
-    """Within the block the pipeline has this LoRA and no other; None is the base model."""
+    """Within the block the pipeline has this LoRA and no other; None is the base model.
+
+    Where a run trained whole denoisers, they stand in for the pipeline's.
+    """
+    if lora is not None and saved_denoisers(lora):
+        with trained_denoisers(pipe, lora, scale):
+            yield
+        return
     names = load_lora(pipe, lora, "compared") if lora is not None else []
     set_scale(pipe, names, scale)
     try:
         yield
     finally:
         unload_lora(pipe, names)
+
+
+@contextmanager
+def trained_denoisers(pipe: Any, folder: Path, scale: float) -> Iterator[None]:
+    if scale != 1:
+        raise ConfigError(
+            f"scale is {scale:g}, but {folder} holds whole denoisers, which have none; use 1."
+        )
+    base = {name: getattr(pipe, name) for name in saved_denoisers(folder)}
+    try:
+        for name, module in base.items():
+            trained = type(module).from_pretrained(folder / name, dtype=module.dtype)
+            setattr(pipe, name, trained.to(module.device))
+        yield
+    finally:
+        for name, module in base.items():
+            setattr(pipe, name, module)
 
 
 def rows_and_rewards(
@@ -148,7 +198,7 @@ def _run_config(run: Path) -> GRPOConfig:
 
 
 def _lora(folder: Path) -> Path:
-    if not (folder / WEIGHTS).is_file():
+    if not (saved_modules(folder) or saved_denoisers(folder)):
         raise ConfigError(
             f"LoRA is {folder}, but holds no {WEIGHTS}; give a folder of a finished run."
         )

@@ -10,6 +10,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from flowgrpo.config import GRPOConfig
+from flowgrpo.media import Sample, save_sample
 from flowgrpo.policy import Policy
 from flowgrpo.prompts import Row
 from flowgrpo.randomness import seed_for
@@ -25,7 +26,7 @@ def evaluate(
     config: GRPOConfig,
     folder: Path,
 ) -> dict[str, dict[str, Tensor]]:
-    """Generates every prompt with every seed, scores and saves the pictures.
+    """Generates every prompt with every seed, scores and saves the pictures and videos.
 
     One call holds one prompt with all its seeds, so the scores depend neither on the other prompts
     nor on the number of processes. `folder/scores.json` is written last: with it, the evaluation is
@@ -48,14 +49,19 @@ def evaluate(
         scores: dict[str, list[Tensor]] = {reward.name: [] for reward in rewards}
         for number, row in enumerate(tqdm(chosen, f"evaluating {name}", disable=None, leave=False)):
             noise = [initial_noise_seed(config.seed, row.prompt, seed) for seed in seeds]
-            images = policy.generate(row, noise, call)
+            samples = policy.generate(row, noise, call)
             for reward in rewards:
-                scores[reward.name].append(reward(images, [row] * len(seeds)))
-            _save(images, folder / name, number, seeds)
+                scores[reward.name].append(reward(samples, [row] * len(seeds)))
+            _save(samples, folder / name, number, seeds, frame_rate(config))
         result[name] = {reward: torch.stack(values) for reward, values in scores.items()}
         prompts[name] = [row.prompt for row in chosen]
     write_whole(folder / SCORES, json.dumps(_as_json(result, prompts, seeds)))
     return result
+
+
+def frame_rate(config: GRPOConfig) -> float:
+    """Of evaluated videos: what the pipeline was told, where its call has a frame_rate."""
+    return float(config.evaluation_call.get("frame_rate", config.fps))
 
 
 def evenly_spaced(rows: Sequence[Row], most: int | None) -> list[Row]:
@@ -88,10 +94,17 @@ def load_scores(folder: Path) -> dict[str, dict[str, Tensor]]:
     }
 
 
-def _save(images: Sequence[Any], folder: Path, number: int, seeds: Sequence[int]) -> None:
+def _save(
+    samples: Sequence[Sample], folder: Path, number: int, seeds: Sequence[int], fps: float
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for image, seed in zip(images, seeds, strict=True):
-        image.save(folder / f"{number:04d}-seed{seed}.png")
+    for sample, seed in zip(samples, seeds, strict=True):
+        save_sample(sample, sample_path(folder, number, seed), fps)
+
+
+def sample_path(folder: Path, number: int, seed: int) -> Path:
+    """The PNG of one sample of a prompt set's folder; `media.load_sample` opens it."""
+    return folder / f"{number:04d}-seed{seed}.png"
 
 
 def _as_json(

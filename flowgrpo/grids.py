@@ -1,33 +1,38 @@
-"""Labelled picture grids: rows of prompts, columns of models, the same noise along a row."""
+"""Labelled grids: rows of prompts, columns of models, the same noise along a row. A video is a
+strip of frames; `animate_grid` plays all of a grid at once."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from PIL import Image, ImageDraw, ImageFont
 
-CELL = 192
-"""Width of a cell in pixels; smaller pictures are enlarged by whole factors, pixel by pixel."""
-LABEL_WIDTH, LINE, LETTER, MARGIN = 190, 18, 7, 6
-"""In pixels; LETTER is the width of a letter of the labels' font, about."""
+from flowgrpo.media import Sample, frames_of, is_video, side_by_side, strip_of
+
+CELL, FRAME = 192, 96
+"""Width of a cell, and of a frame on a strip, in pixels; smaller pictures are enlarged by whole
+factors, pixel by pixel."""
+LABEL_WIDTH, LINE, LETTER, MARGIN, GAP = 190, 18, 7, 6, 2
+"""In pixels; LETTER is the width of a letter of the labels' font, about; GAP is within strips."""
 INK, FAINT, PAPER = "#1a1a1a", "#6b6b6b", "white"
 
 
 def draw_grid(
-    pictures: Sequence[Sequence[Image.Image]],
+    samples: Sequence[Sequence[Sample]],
     row_labels: Sequence[str],
     column_labels: Sequence[str],
     captions: Sequence[Sequence[str]] | None = None,
 ) -> Image.Image:
-    """One picture of all pictures, with labels above and beside them and captions under the cells.
+    """One picture of all samples, with labels above and beside them and captions under the cells.
 
     Args:
-        pictures: rows of equally many pictures, all of one size.
+        samples: rows of equally many pictures or videos.
         row_labels: one a row, wrapped.
         column_labels: one a column.
         captions: under each cell, a score say; lines end at a newline.
     """
-    cells = [[_fit(picture) for picture in row] for row in pictures]
-    width, height = cells[0][0].size
+    cells = [[_cell(sample) for sample in row] for row in samples]
+    width = max(cell.width for row in cells for cell in row)
+    height = max(cell.height for row in cells for cell in row)
     lines = max((text.count("\n") + 1 for row in captions or [] for text in row), default=0)
     labels = [textwrap.wrap(label, LABEL_WIDTH // LETTER) for label in row_labels]
     headers = [textwrap.wrap(label, width // LETTER) for label in column_labels]
@@ -50,12 +55,32 @@ def draw_grid(
     return sheet
 
 
-def _fit(picture: Image.Image) -> Image.Image:
+def animate_grid(
+    samples: Sequence[Sequence[Sample]],
+    row_labels: Sequence[str],
+    column_labels: Sequence[str],
+    captions: Sequence[Sequence[str]] | None = None,
+) -> Iterator[Image.Image]:
+    """The frames of one video in which all videos of a grid play; short ones stop at their end."""
+    cells = [[frames_of(sample) for sample in row] for row in samples]
+    for number in range(max(len(frames) for row in cells for frames in row)):
+        now = [[frames[min(number, len(frames) - 1)] for frames in row] for row in cells]
+        yield draw_grid(now, row_labels, column_labels, captions)
+
+
+def _cell(sample: Sample) -> Image.Image:
+    if is_video(sample):
+        return side_by_side([_fit(frame, FRAME) for frame in strip_of(sample)], GAP)
+    return _fit(frames_of(sample)[0], CELL)
+
+
+def _fit(picture: Image.Image, width: int) -> Image.Image:
+    """From `width`, or from a bit less where a whole factor gives no more, to twice that."""
     picture = picture.convert("RGB")
-    if picture.width <= CELL:
-        factor = CELL // picture.width
+    if picture.width <= width:
+        factor = width // picture.width
         return picture.resize(
             (picture.width * factor, picture.height * factor), Image.Resampling.NEAREST
         )
-    height = round(picture.height * 2 * CELL / picture.width)
-    return picture.resize((2 * CELL, height)) if picture.width > 2 * CELL else picture
+    height = round(picture.height * 2 * width / picture.width)
+    return picture.resize((2 * width, height)) if picture.width > 2 * width else picture

@@ -2,13 +2,18 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from flowgrpo.config import ConfigError, GRPOConfig
 from flowgrpo.loading import as_rewards, load_rewards, unique, weighted
+from flowgrpo.media import digest, is_media
 from flowgrpo.plan import Plan
 from flowgrpo.prompts import PromptSource, Row, load_prompts
 from flowgrpo.scoring import Reward, validate_rows
@@ -31,9 +36,10 @@ class Inputs:
         """The rewards of an evaluation; the first is the headline."""
         return [*self.held_out, *self.rewards]
 
-    @property
+    @cached_property
     def fingerprint(self) -> dict[str, Any]:
-        """What a resumed run must share: prompts by hash, rewards by name and weight."""
+        """What a resumed run must share: rows by hash, pictures by their contents, rewards by name
+        and weight."""
         return {
             "train_prompts": _sha256(self.rows),
             "test_prompts": _sha256(self.test_rows),
@@ -107,8 +113,18 @@ def with_sources(
 
 
 def _sha256(rows: Sequence[Row]) -> str:
-    content = [[row.prompt, row.columns] for row in rows]
-    return hashlib.sha256(json.dumps(content, default=repr).encode()).hexdigest()
+    content = [
+        [row.prompt, {k: digest(v) if is_media(k) else v for k, v in row.columns.items()}]
+        for row in rows
+    ]
+    return hashlib.sha256(json.dumps(content, default=_stable).encode()).hexdigest()
+
+
+def _stable(value: Any) -> Any:
+    """What stands for a value that JSON cannot hold: its contents, never its place in memory."""
+    if isinstance(value, (Image.Image, bytes)):
+        return digest(value)
+    return value.tolist() if hasattr(value, "tolist") else re.sub(r" at 0x\w+", "", repr(value))
 
 
 def _plain(row: Row) -> str:

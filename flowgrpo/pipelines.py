@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import diffusers
 import torch
@@ -164,8 +165,8 @@ def find_style(pipe: Any, row: Row, call: dict[str, Any]) -> "Style":
     Raises:
         Exception: no way works; whatever the pipeline raises for the first.
     """
-    key = (id(pipe.scheduler), *sorted({*call, *_columns(pipe, row)}))
-    known = vars(pipe).setdefault("_flowgrpo_styles", {})
+    key = tuple(sorted({*call, *_columns(pipe, row)}))
+    known = _styles.setdefault(pipe, {})
     if key not in known:
         errors = []
         for style in STYLES:
@@ -197,6 +198,9 @@ STYLES = (
     Style(counted=False, media_repeated=False),
     Style(counted=False, media_repeated=True),
 )
+
+
+_styles: WeakKeyDictionary[Any, dict[tuple[str, ...], Style]] = WeakKeyDictionary()
 
 
 class _FirstStep(BaseException):

@@ -2,12 +2,15 @@
 
 import csv
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from flowgrpo.config import ConfigError
+from flowgrpo.media import Stored, is_media, located, opened
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -16,7 +19,8 @@ class Row:
 
     prompt: str
     columns: dict[str, Any] = field(default_factory=dict)
-    """Other columns, handed to the rewards."""
+    """Other columns, handed to the pipeline, if its call has a parameter of that name, and to the
+    rewards. Pictures and videos stay unread: `media.opened` opens them."""
     place: str
     """Where it stands, for messages: `signs.txt line 3`."""
 
@@ -25,16 +29,21 @@ PromptSource = str | Path | Sequence[str] | Iterable[dict[str, Any]]
 
 
 def load_prompts(source: PromptSource) -> list[Row]:
-    """Rows of a .txt, .jsonl or .csv file, of a list of prompts, or of a `datasets.Dataset`.
+    """Rows of a .txt, .jsonl or .csv file, of a list of prompts, or of a `datasets.Dataset`: the
+    object, or the name, folder or .parquet of one, with `:split` behind it if it has several.
 
-    Empty lines are skipped; the same line twice is two rows.
+    Empty lines are skipped; the same line twice is two rows. Columns like `image`, `control_image`,
+    `mask` or `video` hold paths, from the file's folder, or pictures; each is read once, to see
+    that it can be.
 
     Raises:
-        ConfigError: a missing or empty file, a bad line, or a row without a prompt.
+        ConfigError: a missing or empty file, a bad line, a row without a prompt, a picture that
+            cannot be read.
     """
     rows = _read(source)
     if not rows:
         raise ConfigError(f"{_name(source)} holds no prompt; give at least one.")
+    _check_media(rows)
     return rows
 
 
@@ -45,16 +54,21 @@ def _read(source: PromptSource) -> list[Row]:
             'pass one split of it, or its rows (`.to_dict("records")` of a DataFrame).'
         )
     if not isinstance(source, (str, Path)):
-        return [_row(item, f"{_name(source)} row {i}") for i, item in enumerate(source)]
+        items = _rows_of_dataset(source) if hasattr(source, "select_columns") else source
+        return [_row(item, f"{_name(source)} row {i}", Path()) for i, item in enumerate(items)]
+    if (named := _named_dataset(str(source))) is not None:
+        place, split = named
+        items = _rows_of_dataset(_load_dataset(place, split))
+        return [_row(item, f"{source} row {i}", Path(place)) for i, item in enumerate(items)]
     path = Path(source).expanduser()
     if not path.is_file():
         raise ConfigError(
             f"prompt file is {path}, but there is no such file; give .txt, .jsonl or .csv."
         )
-    readers = {".txt": _read_txt, ".jsonl": _read_jsonl, ".csv": _read_csv}
-    if path.suffix not in readers:
-        raise ConfigError(f"prompt file is {path}, but must end in .txt, .jsonl or .csv.")
-    return [_row(item, f"{path} line {number}") for number, item in readers[path.suffix](path)]
+    if path.suffix not in READERS:
+        raise ConfigError(f"prompt file is {path}, but must end in .txt, .jsonl, .csv or .parquet.")
+    lines = READERS[path.suffix](path)
+    return [_row(item, f"{path} line {number}", path.parent) for number, item in lines]
 
 
 def _read_txt(path: Path) -> Iterable[tuple[int, Any]]:
@@ -94,7 +108,69 @@ def _csv_rows(reader: csv.DictReader, path: Path) -> Iterable[dict[str, Any]]:
         raise ConfigError(f"{path} line {reader.line_num} is not CSV ({error}).") from None
 
 
-def _row(item: Any, place: str) -> Row:
+READERS = {".txt": _read_txt, ".jsonl": _read_jsonl, ".csv": _read_csv}
+
+
+def _named_dataset(source: str) -> tuple[str, str | None] | None:
+    """Place and split of a folder, a .parquet or a hub name, owner/name; None for other files."""
+    place, _, split = source.rpartition(":") if re.search(r":\w+$", source) else (source, "", "")
+    path = Path(place).expanduser()
+    on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", place) and not path.parent.is_dir()
+    if path.is_dir() or (path.suffix == ".parquet" and path.is_file()):
+        return str(path), split or None
+    if on_hub and path.suffix not in {*READERS, ".parquet", ".json"}:
+        return place, split or None
+    return None
+
+
+def _load_dataset(place: str, split: str | None) -> Any:
+    try:
+        import datasets
+    except ImportError:
+        raise ConfigError(
+            f"prompts are the data set {place}, but datasets is not installed; run "
+            "`pip install datasets`."
+        ) from None
+    try:
+        if Path(place).is_file():
+            data = datasets.load_dataset("parquet", data_files=place)
+        elif Path(place, "dataset_dict.json").exists() or Path(place, "state.json").exists():
+            data = datasets.load_from_disk(place)
+        else:
+            data = datasets.load_dataset(place)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"prompts are the data set {place}, but it cannot be loaded ({reason}); check the name."
+        ) from error
+    splits = data if isinstance(data, Mapping) else {"train": data}
+    if split is None and len(splits) == 1:
+        (split,) = splits
+    if split not in splits:
+        raise ConfigError(
+            f"prompts are the data set {place}, whose splits are {', '.join(splits)}; name one, as "
+            f"{place}:{next(iter(splits))}."
+        )
+    return splits[split]
+
+
+def _rows_of_dataset(data: Any) -> Iterable[dict[str, Any]]:
+    """Rows whose pictures stay in the data set, encoded as they are, until they are opened."""
+    media = [name for name in data.column_names if is_media(name)]
+    encoded = {name: data.select_columns([name]).with_format("arrow") for name in media}
+    for index, row in enumerate(data.remove_columns(media).with_format(None)):
+        cells = {name: Stored(dataset=encoded[name], index=index) for name in media}
+        yield {**row, **{name: _path_or_stored(cell) for name, cell in cells.items()}}
+
+
+def _path_or_stored(cell: Stored) -> Any:
+    value = cell.read()
+    item = value[0] if isinstance(value, list) and value else value
+    return cell if isinstance(item, Mapping) else value
+
+
+def _row(item: Any, place: str, folder: Path) -> Row:
+    """A row whose paths start at `folder`."""
     if isinstance(item, str):
         item = {"prompt": item}
     if not isinstance(item, dict):
@@ -105,7 +181,29 @@ def _row(item: Any, place: str) -> Row:
     if not isinstance(prompt, str) or not prompt.strip():
         raise ConfigError(f"{place} has no prompt; add a `prompt` column with text.")
     columns = {str(key): value for key, value in item.items() if key != "prompt"}
+    columns |= {name: located(value, folder) for name, value in columns.items() if is_media(name)}
     return Row(prompt=prompt, columns=columns, place=place)
+
+
+def _check_media(rows: Sequence[Row]) -> None:
+    """Opens every picture and video once, several at a time."""
+    cells = {
+        (name, value if isinstance(value, str) else id(value)): (row.place, {name: value})
+        for row in reversed(rows)
+        for name, value in row.columns.items()
+        if is_media(name)
+    }
+
+    def check(cell: tuple[str, dict[str, Any]]) -> None:
+        place, column = cell
+        try:
+            opened(column)
+        except ValueError as error:
+            raise ConfigError(f"{place}: {error}") from error
+
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        for _ in pool.map(check, reversed(list(cells.values()))):
+            pass
 
 
 def _name(source: Any) -> str:

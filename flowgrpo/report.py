@@ -1,4 +1,4 @@
-"""The run folder: metrics, pictures, curves and the summary that people read."""
+"""The run folder: metrics, samples and the summary that people read."""
 
 import json
 import shutil
@@ -10,16 +10,14 @@ from typing import Any
 
 import torch
 import yaml
-from PIL import Image
 from torch import Tensor
 
 from flowgrpo.config import ConfigError, GRPOConfig, dump_config, plain, refuse_changes
+from flowgrpo.drawings import draw_before_after, draw_curves, draw_rollouts
 from flowgrpo.evaluate import SCORES, load_scores, write_whole
-from flowgrpo.grids import draw_grid
-from flowgrpo.pipelines import absent_parts
+from flowgrpo.media import Sample
+from flowgrpo.usage import snippet as snippet
 
-SHEET_ROWS, SHEET_COLUMNS = 6, 8
-"""Groups and images of a group on one sheet of rollouts."""
 BOOTSTRAP_SAMPLES = 10_000
 
 
@@ -88,18 +86,10 @@ class RunFolder:
         return (self.evaluation(epoch) / SCORES).exists()
 
     def save_samples(
-        self, epoch: int, groups: Sequence[tuple[str, list[Image.Image], list[float]]]
+        self, epoch: int, groups: Sequence[tuple[str, list[Sample], list[float]]], fps: float = 16
     ) -> None:
-        """A sheet of rollouts (noisy, few steps) as scored: groups of (prompt, images, scores)."""
-        chosen = [(p, i[:SHEET_COLUMNS], s[:SHEET_COLUMNS]) for p, i, s in groups[:SHEET_ROWS]]
-        sheet = draw_grid(
-            [images for _, images, _ in chosen],
-            [prompt for prompt, _, _ in chosen],
-            [f"rollout {number + 1}" for number in range(len(chosen[0][1]))],
-            [[f"{score:.3f}" for score in scores] for _, _, scores in chosen],
-        )
-        (self.path / "samples").mkdir(exist_ok=True)
-        sheet.save(self.path / "samples" / f"epoch-{epoch:04d}.png")
+        """A sheet of rollouts as scored: groups of (prompt, samples, scores)."""
+        draw_rollouts(self.path / "samples" / f"epoch-{epoch:04d}.png", groups, fps)
 
     def _evaluation_folders(self) -> list[Path]:
         return sorted((self.path / "eval").glob("epoch-*"))
@@ -205,74 +195,12 @@ def summarise(
         },
     }
     write_whole(folder.path / "summary.json", json.dumps(summary, indent=1))
-    draw_curves(folder, headline)
-    draw_before_after(folder, headline, epoch)
-    return summary
-
-
-def draw_curves(folder: RunFolder, headline: str) -> None:
-    """Training reward and evaluation score by epoch, as curves.png."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    metrics = folder.metrics()
-    for name in metrics[0]["rewards"] if metrics else []:
-        left.plot(
-            [m["epoch"] for m in metrics], [m["rewards"][name]["mean"] for m in metrics], label=name
-        )
-    left.set(title="rewards of the rollouts", xlabel="epoch")
-    evaluations = folder.evaluations()
-    for name in next(iter(evaluations.values())):
-        values = [float(scores[name][headline].mean()) for scores in evaluations.values()]
-        right.plot(list(evaluations), values, marker="o", label=name.replace("_", " "))
-    right.set(title=f"{headline} at evaluation", xlabel="epoch")
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-        if axes.lines:
-            axes.legend(frameon=False)
-    figure.savefig(folder.path / "curves.png", dpi=120)
-
-
-def draw_before_after(folder: RunFolder, headline: str, epoch: int, most: int = 12) -> None:
-    """Held-out prompts from all over the file, base beside tuned with the same noise."""
-    evaluations = folder.evaluations()
-    name = "test_prompts" if "test_prompts" in evaluations[0] else "train_prompts"
+    draw_curves(folder.path / "curves.png", folder.metrics(), evaluations, headline)
     data = json.loads((folder.evaluation(0) / SCORES).read_text())
-    prompts, seeds = data["prompts"][name], data["seeds"][:2]
-    rows = range(0, len(prompts), -(-len(prompts) // most))
-    columns = [
-        (e, label, s) for s, _ in enumerate(seeds) for e, label in ((0, "base"), (epoch, "tuned"))
-    ]
-    pictures, captions = [], []
-    for row in rows:
-        paths = [
-            folder.evaluation(e) / name / f"{row:04d}-seed{seeds[s]}.png" for e, _, s in columns
-        ]
-        pictures.append([Image.open(path) for path in paths])
-        captions.append(
-            [f"{float(evaluations[e][name][headline][row, s]):.2f}" for e, _, s in columns]
-        )
-    labels = [f"{label}, seed {seeds[s]}" for _, label, s in columns]
-    draw_grid(pictures, [prompts[row] for row in rows], labels, captions).save(
-        folder.path / "compare.png"
+    shown = "test_prompts" if "test_prompts" in base else "train_prompts"
+    before, after = (
+        (folder.evaluation(e) / shown, evaluations[e][shown][headline]) for e in (0, epoch)
     )
-
-
-def snippet(config: GRPOConfig, pipeline: Any, lora: Path, prompt: str) -> str:
-    """Four lines of plain diffusers that use the result, one more in half precision."""
-    path = config.model.path
-    if path is None:
-        return ""
-    needed = set(absent_parts(path)) - set(pipeline._optional_components)
-    absent = "".join(f", {name}=None" for name in sorted(needed))
-    dtype = config.model.dtype
-    loaded = "" if dtype == "float32" else f", dtype=torch.{dtype}"
-    needs_torch = "import torch\n" if loaded else ""
-    arguments = "".join(f", {key}={value!r}" for key, value in config.evaluation_call.items())
-    return (
-        f"{needs_torch}from diffusers import {pipeline.__name__}\n"
-        f"pipe = {pipeline.__name__}.from_pretrained({path!r}{loaded}{absent})\n"
-        f"pipe.load_lora_weights({str(lora)!r})\n"
-        f"image = pipe({prompt!r}{arguments}).images[0]"
-    )
+    sheet = draw_before_after(before, after, data["prompts"][shown], data["seeds"])
+    sheet.save(folder.path / "compare.png")
+    return summary

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowgrpo.kernels import ode
+from flowgrpo.kernels import Kernel
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -63,17 +63,22 @@ def check_stochastic(index: int, position: Position) -> None:
 
 
 def check_first_step(
-    scheduler: Any, position: Position, model_output: Tensor, latents: Tensor, result: Tensor
+    kernel: Kernel,
+    scheduler: Any,
+    position: Position,
+    model_output: Tensor,
+    latents: Tensor,
+    result: Tensor,
 ) -> None:
-    """Proves that the scheduler is read rightly: its first step must be the ODE's.
+    """Proves that the scheduler is read rightly: its first step must be the kernel's without noise.
 
-    A multistep solver has no past there, so every deterministic scheduler takes this step.
+    A multistep solver has no past there, so every deterministic scheduler takes the ODE's step.
 
     Raises:
         ValueError: it does not; it draws noise of its own, or has a parametrisation of its own.
     """
     x, velocity = flow_coordinates(scheduler, model_output, latents, position)
-    expected = ode(x, velocity, position.sigma, position.sigma_next, 0.0, 0.0).mean
+    expected = kernel(x, velocity, position.sigma, position.sigma_next, 0.0, 0.0).mean
     difference = (expected * position.scale_next - result.float()).abs().max()
     moved = (result.float() - latents.float()).abs().max()
     rounding = torch.finfo(result.dtype).eps * torch.maximum(latents, result).abs().max()

@@ -135,7 +135,14 @@ def record(
         )
         _check_schedule(pipe, tape, taped)
         if index == 0:
-            check_first_step(scheduler, taped.position, model_output, sample, taped.next_latents)
+            check_first_step(
+                KERNELS[tape.kind],
+                scheduler,
+                taped.position,
+                model_output,
+                sample,
+                taped.next_latents,
+            )
         if index in tape.window:
             check_stochastic(index, taped.position)
             gaussian = _gaussian(tape, taped, scheduler, model_output)

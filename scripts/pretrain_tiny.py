@@ -3,9 +3,10 @@
     python scripts/pretrain_tiny.py                      # every stage, about an hour on two cores
     python scripts/pretrain_tiny.py scores --out assets  # one stage of: vae latents transformer
                                                          # clip prompts export scores
+    python scripts/pretrain_tiny.py --model wan          # the video model, see pretrain_video.py
 
 A killed run goes on where it was when started again: each training stage keeps its state in the
-work folder. The stages, in order:
+work folder. The stages of the image model, in order:
 
 vae          AutoencoderKL on single scenes.
 latents      Each scene is encoded once; the transformer never sees pixels.
@@ -30,9 +31,7 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import json
-import math
 import random
-import sys
 import time
 from functools import cache
 from pathlib import Path
@@ -40,6 +39,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import open_clip
+import pretrain_video
 import tiny_world as world
 import torch
 import torch.nn.functional as F
@@ -55,8 +55,8 @@ from safetensors.torch import save_file
 from tokenizers import pre_tokenizers
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm import tqdm
+from training_loop import load_averaged, quiet, train, write
 from transformers import AddedToken, CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
 
 STAGES = ("vae", "latents", "transformer", "clip", "prompts", "export", "scores")
@@ -70,73 +70,6 @@ MISDESCRIBED = 0.35  # share of random counts, colours and kinds in those of sha
 PROMPT_DROPOUT = 0.1
 LONG_CONTEXT = 256  # the stock pipeline's default number of zero tokens in T5's place
 SHIFTS = (1.0, 2.0, 3.0)  # of the scheduler; the best one is exported
-SAVE_SECONDS = 60
-
-quiet = not sys.stderr.isatty()
-
-
-# Training
-
-
-def write(path, state):
-    """Saves so that a kill leaves the old file or the new one, never half of one."""
-    partial = path.with_suffix(".partial")
-    torch.save(state, partial)
-    partial.replace(path)
-
-
-def lr_factor(step, num_steps, warmup):
-    """Linear warm-up, then half a cosine down to 2 % of the learning rate."""
-    return min(1, (step + 1) / warmup) * (0.51 + 0.49 * math.cos(math.pi * step / num_steps))
-
-
-def train(name, model, loss_at, workdir, num_steps, lr):
-    """Minimises `loss_at(step)`, averaging the weights; goes on from workdir/NAME.pt.
-
-    Args:
-        loss_at: step -> scalar loss. It draws its batch from generators seeded with the step, so a
-            resumed run sees the batches of an uninterrupted one.
-    """
-    path = workdir / f"{name}.pt"
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True
-    )
-    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.995))
-    parts = {"model": model, "averaged": averaged, "optimizer": optimizer}
-    state: dict[str, Any] = {"step": 0, "losses": [], "seconds": 0.0}
-    if path.exists():
-        state = torch.load(path)
-    for key in parts.keys() & state.keys():
-        parts[key].load_state_dict(state[key])
-    first, losses = state["step"], state["losses"]
-    started, saved = time.time() - state["seconds"], time.time()
-
-    bar = tqdm(range(first, num_steps), name, num_steps, initial=first, disable=quiet)
-    for step in bar:
-        optimizer.param_groups[0]["lr"] = lr * lr_factor(step, num_steps, warmup=100)
-        loss = loss_at(step)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        averaged.update_parameters(model)
-        losses.append(loss.item())
-        done = step + 1
-        if done == num_steps or time.time() - saved > SAVE_SECONDS:
-            counts = {"step": done, "losses": losses, "seconds": time.time() - started}
-            write(path, counts | {key: part.state_dict() for key, part in parts.items()})
-            saved = time.time()
-            bar.set_postfix(loss=f"{np.mean(losses[-100:]):.4f}")
-
-
-def load_averaged(model, path):
-    """The model with the averaged weights of a training stage."""
-    averaged = torch.load(path)["averaged"]
-    prefix = "module."
-    model.load_state_dict(
-        {key.removeprefix(prefix): v for key, v in averaged.items() if key.startswith(prefix)}
-    )
-    return model.eval()
 
 
 # Stage vae
@@ -650,7 +583,9 @@ def measure(workdir, out, seeds=(0, 1, 2)):
         scores[f"clip rank 1, {family} drawn"] = clip_rank(out, captions, drawn)
         images = sample(pipe, captions, seed=0)
         scores[f"clip rank 1, {family} generated"] = clip_rank(out, captions, images)
-    (out / "scores.json").write_text(json.dumps(scores, indent=2) + "\n")
+    path = out / "scores.json"
+    video = json.loads(path.read_text()).get("wan") if path.exists() else None
+    path.write_text(json.dumps(scores | ({"wan": video} if video else {}), indent=2) + "\n")
     print(json.dumps(scores, indent=2))
 
 
@@ -668,19 +603,27 @@ def plot_losses(workdir, out):
 
 
 def main(
-    stages: Annotated[list[str] | None, typer.Argument(help=" ".join(STAGES))] = None,
+    stages: Annotated[
+        list[str] | None, typer.Argument(help="by default all, in order: " + " ".join(STAGES))
+    ] = None,
+    model: Annotated[str, typer.Option(help="sd3 or wan")] = "sd3",
     workdir: Annotated[Path, typer.Option(help="keeps a run's state")] = Path("runs/pretraining"),
     out: Annotated[Path, typer.Option(help="gets the finished folders")] = Path("assets"),
     seed: int = 0,
 ):
     """Makes assets/ from rendered scenes; a killed run goes on when started again."""
-    for stage in stages or STAGES:
-        if stage not in STAGES:
-            raise typer.BadParameter(f'stage "{stage}" is unknown; known: {", ".join(STAGES)}')
+    models = {"sd3": (STAGES, run_stage), "wan": (pretrain_video.STAGES, pretrain_video.run_stage)}
+    if model not in models:
+        raise typer.BadParameter(f'model "{model}" is unknown; known: {", ".join(models)}')
+    known, run = models[model]
+    for stage in stages or known:
+        if stage not in known:
+            raise typer.BadParameter(f'stage "{stage}" is unknown; known: {", ".join(known)}')
+    workdir = workdir / model
     workdir.mkdir(parents=True, exist_ok=True)
     out.mkdir(parents=True, exist_ok=True)
-    for stage in stages or STAGES:
-        run_stage(stage, workdir, out, seed)
+    for stage in stages or known:
+        run(stage, workdir, out, seed)
 
 
 def run_stage(stage, workdir, out, seed):

@@ -1,0 +1,78 @@
+"""How a result is used without this package: lines of plain diffusers."""
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flowgrpo.config import OWN_ARGUMENTS, GRPOConfig
+from flowgrpo.evaluate import frame_rate
+from flowgrpo.lora import loading_lines
+from flowgrpo.media import code_that_opens, is_media
+from flowgrpo.pipelines import absent_parts
+from flowgrpo.prompts import Row
+
+
+def snippet(config: GRPOConfig, pipeline: Any, lora: Path, row: Row | str) -> str:
+    """A few lines of plain diffusers that use the result for a row, or for a prompt alone.
+
+    Args:
+        pipeline: the pipeline's class.
+        lora: the folder of that name in the run folder.
+    """
+    path, model = config.model.path, config.model
+    if path is None:
+        return ""
+    needed = set(absent_parts(path)) - set(pipeline._optional_components)
+    absent = "".join(f", {name}=None" for name in sorted(needed))
+    dtype = "" if model.dtype == "float32" else f", dtype=torch.{model.dtype}"
+    whole = {name: repr(str(lora / name)) for name in saved_denoisers(lora)}
+    lines = [
+        f"pipe = {pipeline.__name__}.from_pretrained({path!r}{dtype}{absent})",
+        *_scheduler_lines(model.scheduler, model.scheduler_kwargs),
+        *(f"pipe.{n} = type(pipe.{n}).from_pretrained({place})" for n, place in whole.items()),
+        *loading_lines(pipeline, lora),
+    ]
+    call = f"pipe({_arguments(config, pipeline, row)})"
+    if any(lora.parent.glob("eval/epoch-*/*/*.mp4")):
+        lines += [
+            f"frames = {call}.frames[0]",
+            f"export_to_video(frames, 'video.mp4', fps={frame_rate(config):g})",
+        ]
+    else:
+        lines.append(f"image = {call}.images[0]")
+    code = "\n".join(lines)
+    used = [f"import {name}" for name in ("peft", "torch") if f"{name}." in code]
+    used.append(
+        f"from diffusers import {', '.join(n for n in (pipeline.__name__, model.scheduler) if n)}"
+    )
+    helpers = [name for name in ("export_to_video", "load_image", "load_video") if name in code]
+    used += [f"from diffusers.utils import {', '.join(helpers)}"] if helpers else []
+    return "\n".join([*used, code])
+
+
+def saved_denoisers(folder: Path) -> list[str]:
+    """Modules whose whole weights lie in a folder of results: they were trained without a LoRA."""
+    return sorted(path.parent.name for path in folder.glob("*/config.json"))
+
+
+def _scheduler_lines(name: str | None, changes: Mapping[str, Any]) -> list[str]:
+    if not (name or changes):
+        return []
+    arguments = "".join(f", {key}={value!r}" for key, value in changes.items())
+    cls = name or "pipe.scheduler"
+    return [f"pipe.scheduler = {cls}.from_config(pipe.scheduler.config{arguments})"]
+
+
+def _arguments(config: GRPOConfig, pipeline: Any, row: Row | str) -> str:
+    """The arguments of the pipeline's call: the row's, and those of the evaluation."""
+    row = Row(prompt=row, place="") if isinstance(row, str) else row
+    parameters = [*inspect.signature(pipeline.__call__).parameters][1:]
+    prompt = repr(row.prompt) if parameters[0] == "prompt" else f"prompt={row.prompt!r}"
+    given = {
+        name: code_that_opens(name, value) if is_media(name) else repr(value)
+        for name, value in row.columns.items()
+        if name in parameters and name not in OWN_ARGUMENTS and value is not None
+    }
+    of_call = {name: repr(value) for name, value in config.evaluation_call.items()}
+    return ", ".join([prompt, *(f"{name}={code}" for name, code in {**of_call, **given}.items())])

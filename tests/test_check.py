@@ -1,0 +1,213 @@
+"""A sound pipeline passes every check; each seeded fault is found and named."""
+
+import functools
+import re
+
+import pytest
+import torch
+from families.text_to_image import TEXT_TO_IMAGE
+from tiny_pipelines import CALL, build
+
+from flowgrpo import GRPOConfig, check_pipeline, kernels, lora, tape
+from flowgrpo.check import check_replay
+from flowgrpo.pipelines import modules_of
+from flowgrpo.policy import Policy, reference
+from flowgrpo.prompts import Row
+from flowgrpo.tape import ReplayError, swapped
+
+STEPS = {**CALL, "num_inference_steps": 4}
+SD3 = type(build("sd3"))
+
+
+def check(pipe=None, **call):
+    return check_pipeline(pipe or build("sd3"), **{**STEPS, **call})
+
+
+def test_a_sound_pipeline_passes_with_zeros():
+    report = check(guidance_scale=4.5)
+    assert report.ok, report.reason
+    assert report.stock_difference == report.replay_difference == report.lora_round_trip == 0
+    assert report.calls_per_step == {"transformer": [1, 1, 1, 1]}
+    assert report.gradient_share == 1
+    assert report.frozen_unchanged
+    assert report.micro_batch_difference < 1e-4
+    assert report.seconds > 0
+    assert report.peak_memory > 2**20
+
+
+def test_the_pipeline_is_left_as_it_was():
+    pipe = build("sd3")
+    pipe.transformer.pos_embed.requires_grad_(False)
+    pipe.vae.train()
+    flags = [p.requires_grad for m in modules_of(pipe).values() for p in m.parameters()]
+    weights = [p.clone() for m in modules_of(pipe).values() for p in m.parameters()]
+    assert check(pipe).ok
+    assert [p.requires_grad for m in modules_of(pipe).values() for p in m.parameters()] == flags
+    now = [p for m in modules_of(pipe).values() for p in m.parameters()]
+    assert all(torch.equal(a, b) for a, b in zip(weights, now, strict=True))
+    assert pipe.vae.training
+    assert not pipe.transformer.training
+    assert not hasattr(pipe.transformer, "peft_config")
+    for part, method in (
+        (pipe, "encode_prompt"),
+        (pipe.scheduler, "step"),
+        (pipe.transformer, "forward"),
+        (pipe.vae, "decode"),
+    ):
+        assert method not in vars(part)
+
+
+def wrong_sign(monkeypatch):
+    stock = kernels.flow_sde
+    monkeypatch.setitem(kernels.KERNELS, "flow_sde", lambda x, v, *rest: stock(x, -v, *rest))
+
+
+def lost_in_replay(monkeypatch):
+    stock = Policy.replay
+
+    def replay(self, *args, **kwargs):
+        with reference(self):
+            stock(self, *args, **kwargs)
+
+    monkeypatch.setattr(Policy, "replay", replay)
+
+
+def lost_in_saving(monkeypatch):
+    stock = lora.get_peft_model_state_dict
+
+    def half(*args, **kwargs):
+        tensors = stock(*args, **kwargs)
+        return {k: v for k, v in tensors.items() if ".0." in k}
+
+    monkeypatch.setattr(lora, "get_peft_model_state_dict", half)
+
+
+def swapped_order(monkeypatch):
+    stock = Policy.replay
+
+    def replay(self, rollout, *args, **kwargs):
+        rollout.seeds.reverse()
+        stock(self, rollout, *args, **kwargs)
+
+    monkeypatch.setattr(Policy, "replay", replay)
+
+
+def rounded_after_log_prob(monkeypatch):
+    stock = Policy.rollout
+
+    def rollout(self, *args, **kwargs):
+        taken = stock(self, *args, **kwargs)
+        for step in taken.tape.window_steps:
+            step.mean = step.mean.bfloat16().float()
+        return taken
+
+    monkeypatch.setattr(Policy, "rollout", rollout)
+
+
+def rebuilt_schedule(monkeypatch):
+    stock = tape.position_of
+    calls = []
+
+    def drifting(scheduler, timestep):
+        calls.append(timestep)
+        return stock(scheduler, timestep + 1e-3 * len(calls))
+
+    monkeypatch.setattr(tape, "position_of", drifting)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (wrong_sign, "away from the deterministic one"),
+        (lost_in_replay, "away from its rollout"),
+        (lost_in_saving, "saved LoRA"),
+        (swapped_order, "starts .* away from its rollout's latents"),
+        (rounded_after_log_prob, "away from its rollout"),
+        (rebuilt_schedule, "the schedule must not change"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_seeded_fault_is_found(fault, reason, monkeypatch):
+    fault(monkeypatch)
+    report = check(guidance_scale=4.5)
+    assert not report.ok
+    assert re.search(reason, report.reason), report.reason
+
+
+def test_a_run_starts_with_the_replay_part(monkeypatch):
+    policy = Policy(build("sd3"))
+    settings = GRPOConfig(sampling={"call": CALL, "num_inference_steps": 4})
+    row = Row(prompt="a cat", place="test")
+    before = {name: p.clone() for name, p in policy.parameters.items()}
+    passes = dict(policy.passes)
+    assert check_replay(policy, row, settings) == 0
+    assert all(torch.equal(before[name], p) for name, p in policy.parameters.items())
+    assert policy.passes == passes
+    lost_in_replay(monkeypatch)
+    with pytest.raises(ReplayError, match=r"step \d replays .* away from its rollout"):
+        check_replay(policy, row, settings)
+
+
+def test_dropout_that_is_on_is_named():
+    pipe = build("sd3")
+    pipe.transformer.transformer_blocks[0].attn.to_out[1] = torch.nn.Dropout(0.1)
+    pipe.transformer.train()
+    assert "transformer of StableDiffusion3Pipeline is in training mode" in check(pipe).reason
+
+
+def test_a_denoiser_with_a_state_of_its_own_is_refused():
+    pipe = build("sd3")
+    stock, calls = pipe.transformer.forward, []
+
+    def forward(*args, **kwargs):
+        calls.append(1)
+        return (stock(*args, **kwargs)[0] + 1e-3 * len(calls),)
+
+    with swapped(pipe.transformer, "forward", forward):
+        assert "differs from itself" in check(pipe).reason
+
+
+class WithoutLoop(SD3):
+    @functools.wraps(SD3.__call__)
+    def __call__(self, prompt, generator, **kwargs):
+        return ([torch.randn(4, 8, 8, generator=g) for g in generator],)
+
+
+class OneCall(SD3):
+    """Its denoiser is called once; every step uses that prediction."""
+
+    @functools.wraps(SD3.__call__)
+    def __call__(self, *args, **kwargs):
+        stock, kept = self.transformer.forward, []
+
+        def forward(*a, **k):
+            if not kept:
+                kept.append(stock(*a, **k))
+            return kept[0]
+
+        with swapped(self.transformer, "forward", forward):
+            return super().__call__(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("cls", "reason"),
+    [
+        (WithoutLoop, "never calls its scheduler's step"),
+        (OneCall, "called in fewer than two steps"),
+    ],
+    ids=["no standard loop", "one call"],
+)
+def test_a_pipeline_without_the_needed_loop_is_refused(cls, reason):
+    pipe = build("sd3")
+    pipe.__class__ = cls
+    assert reason in check(pipe).reason
+
+
+def test_arguments_that_the_pipeline_does_not_take_are_named():
+    assert 'did you mean "guidance_scale"?' in check(guidance_scal=1).reason
+
+
+def test_a_key_value_cache_between_steps_is_named():
+    family = TEXT_TO_IMAGE["qwen-image-2.1"]
+    report = check_pipeline(family.build(), num_inference_steps=4, **family.call)
+    assert "keeps state" in report.reason
