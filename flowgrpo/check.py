@@ -6,12 +6,13 @@ the trained adapter with the one that plain diffusers loads again. A run starts 
 """
 
 import hashlib
+import inspect
 import resource
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from flowgrpo.config import GRPOConfig
 from flowgrpo.kernels import Gaussian, log_prob
 from flowgrpo.lora import load_lora, unload_lora
-from flowgrpo.pipelines import check_call, generate, modules_of
+from flowgrpo.pipelines import check_call, find_style, generate, modules_of
 from flowgrpo.plan import Plan
 from flowgrpo.policy import Policy, Rollout, as_used, load_weights, trained_values
 from flowgrpo.prompts import Row
@@ -33,6 +34,8 @@ SEEDS = (1, 2)
 """Samples of a check; different ones, so that swapped samples show."""
 NUDGE = 0.02
 """Standard deviation of what is added to a fresh LoRA, which would change nothing."""
+CHANGE = 2e-3
+"""Of the summed log-probs in a finite difference: far above rounding, and small."""
 
 
 @dataclass(kw_only=True)
@@ -53,6 +56,12 @@ class Report:
     """Denoiser calls in each iteration of the loop, by module."""
     gradient_share: float | None = None
     """Share of the trained tensors that got a gradient other than 0 in the window."""
+    gradient_error: float | None = None
+    """The gradient's slope along itself against a finite difference, relative; for information.
+
+    In float32 only. Well below 0.05 where the model is smooth: routed experts jump, and a guider's
+    momentum is state, through which no gradient goes.
+    """
     frozen_unchanged: bool | None = None
     """Whether every frozen tensor is the same, bit for bit, after an optimiser step."""
     lora_round_trip: float | None = None
@@ -81,6 +90,7 @@ class Report:
             f"{self.replay_allowed:.0e})",
             "denoiser calls per step": calls or "-",
             "tensors with a gradient": _shown(self.gradient_share, "{:.0%}"),
+            "gradient error": _shown(self.gradient_error) + " (information)",
             "frozen weights unchanged": _shown(self.frozen_unchanged),
             "LoRA round trip": _shown(self.lora_round_trip),
             "micro-batch difference": _shown(self.micro_batch_difference) + " (information)",
@@ -96,7 +106,9 @@ class _Refused(Exception):
     """One check failed; the sentence says which."""
 
 
-def check_pipeline(pipe: Any, *, settings: GRPOConfig | None = None, **call: Any) -> Report:
+def check_pipeline(
+    pipe: Any, *, settings: GRPOConfig | None = None, row: Row | None = None, **call: Any
+) -> Report:
     """Whether `pipe` can be trained with these settings, and what was measured.
 
     The pipeline is left as it was. A pipeline that fails gives a report with a reason, no error.
@@ -104,13 +116,15 @@ def check_pipeline(pipe: Any, *, settings: GRPOConfig | None = None, **call: Any
     Args:
         pipe: any diffusers pipeline, without an adapter of its own.
         settings: of the run; default: those of `GRPOConfig()`.
+        row: what to draw: a prompt, with its pictures if it has some.
         call: the pipeline's own arguments, over those of `settings.sampling.call`; also `prompt`
             and `num_inference_steps`.
     """
     settings = settings or GRPOConfig()
     sampling = settings.sampling
     steps = call.pop("num_inference_steps", sampling.num_inference_steps)
-    row = Row(prompt=call.pop("prompt", PROMPT), place="check")
+    row = row or Row(prompt=PROMPT, place="check")
+    row = replace(row, prompt=call.pop("prompt", row.prompt))
     call = {**sampling.call, **call, "num_inference_steps": steps, "output_type": "latent"}
     report = Report(
         pipeline=type(pipe).__name__, replay_allowed=min(settings.train.clip_range) / 10
@@ -189,9 +203,14 @@ def replay_differences(policy: Policy, rollout: Rollout) -> dict[int, float]:
             raise
         raise ReplayError(
             f"{type(policy.pipe).__name__} step {len(found)} depends on the weights through an "
-            "earlier step, so a denoiser keeps state (a cache?) between steps; switch that off."
+            f"earlier step, so a denoiser keeps state between steps; {_cache_hint(policy.pipe)}."
         ) from error
     return found
+
+
+def _cache_hint(pipe: Any) -> str:
+    names = [n for n in inspect.signature(type(pipe).__call__).parameters if "cache" in n]
+    return f"set {names[0]} to false" if names else "switch its cache off, if it has one"
 
 
 def peak_memory() -> int:
@@ -212,20 +231,21 @@ def _check(report: Report, pipe: Any, row: Row, call: dict[str, Any], settings: 
     for module in modules_of(pipe).values():
         module.requires_grad_(False)
     check_call(pipe, "call", {k: v for k, v in call.items() if k != "output_type"})
-    stock = _stock(pipe, row, call)
-    if (again := _difference(_stock(pipe, row, call), stock)) != 0:
+    single = find_style(pipe, row, call).single
+    seeds = SEEDS[:1] if single else SEEDS
+    stock = _stock(pipe, row, call, seeds)
+    if (again := _difference(_stock(pipe, row, call, seeds), stock)) != 0:
         raise _Refused(
             f"{report.pipeline} differs from itself by {again:.1e} when it is called twice with "
             "the same seeds; it draws random numbers of its own or keeps state between calls."
         )
-    alone = [_stock(pipe, row, call, [seed])[0] for seed in SEEDS[:1]]
-    report.micro_batch_difference = _difference(alone, stock[:1])
+    if not single:
+        alone = _stock(pipe, row, call, seeds[:1])
+        report.micro_batch_difference = _difference(alone, stock[:1])
 
     policy = Policy(pipe, settings.train)
     plan = Plan(config=_with_steps(settings, call), rows=[row])
-    silent = policy.rollout(
-        row, SEEDS, call, kind="ode", noise_level=0.0, window=range(0), noise=_noise
-    )
+    silent = _rollout(policy, row, call, settings, range(0))
     report.stock_difference = _difference(silent.samples, stock)
     if report.stock_difference != 0:
         raise _Refused(
@@ -250,6 +270,9 @@ def _check(report: Report, pipe: Any, row: Row, call: dict[str, Any], settings: 
             "option depends on more than its inputs."
         )
     report.gradient_share = _gradient_share(policy)
+    dtypes = {p.dtype for denoiser in policy.denoisers.values() for p in denoiser.parameters()}
+    if dtypes == {torch.float32} and report.gradient_share:
+        report.gradient_error = _gradient_error(policy, rollout)
     if report.gradient_share == 0:
         raise _Refused(
             f"no trained tensor of {report.pipeline} got a gradient; the loop must let gradients "
@@ -260,23 +283,28 @@ def _check(report: Report, pipe: Any, row: Row, call: dict[str, Any], settings: 
     if not report.frozen_unchanged:
         raise _Refused(f"an optimiser step changed frozen weights of {report.pipeline}.")
     if policy.is_lora:
-        _check_round_trip(report, policy, row, call, stock)
+        _check_round_trip(report, policy, row, call, seeds, stock)
 
 
 def _check_round_trip(
-    report: Report, policy: Policy, row: Row, call: dict[str, Any], stock: Sequence[Any]
+    report: Report,
+    policy: Policy,
+    row: Row,
+    call: dict[str, Any],
+    seeds: Sequence[int],
+    stock: Sequence[Any],
 ) -> None:
     """Saves, takes the adapter off, and loads what was saved into the stock pipeline again."""
     pipe = policy.pipe
     with as_used(policy):
-        used = policy.generate(row, SEEDS, call)
+        used = policy.generate(row, seeds, call)
     with tempfile.TemporaryDirectory() as folder, as_used(policy):
         policy.save(Path(folder))
         unload_lora(pipe, list(policy.denoisers))
-        if (rest := _difference(_stock(pipe, row, call), stock)) != 0:
+        if (rest := _difference(_stock(pipe, row, call, seeds), stock)) != 0:
             raise _Refused(f"{report.pipeline} without its adapter is {rest:.1e} from the stock.")
         load_lora(pipe, Path(folder))
-        report.lora_round_trip = _difference(_stock(pipe, row, call), used)
+        report.lora_round_trip = _difference(_stock(pipe, row, call, seeds), used)
     if report.lora_round_trip != 0:
         raise _Refused(
             f"the saved LoRA of {report.pipeline} gives latents {report.lora_round_trip:.1e} away "
@@ -286,7 +314,7 @@ def _check_round_trip(
         raise _Refused(f"the LoRA of {report.pipeline} changes nothing; choose other targets.")
 
 
-def _stock(pipe: Any, row: Row, call: dict[str, Any], seeds: Sequence[int] = SEEDS) -> list[Any]:
+def _stock(pipe: Any, row: Row, call: dict[str, Any], seeds: Sequence[int]) -> list[Any]:
     with torch.no_grad():
         return generate(pipe, row, seeds, call)
 
@@ -294,19 +322,21 @@ def _stock(pipe: Any, row: Row, call: dict[str, Any], seeds: Sequence[int] = SEE
 def _rollout(
     policy: Policy, row: Row, call: dict[str, Any], settings: GRPOConfig, window: range
 ) -> Rollout:
+    seeds = SEEDS[:1] if find_style(policy.pipe, row, call).single else SEEDS
+
+    def noise(step: int, stream: int, shape: torch.Size) -> Tensor:
+        return torch.stack([normal(shape[1:], "check", seed, step, stream) for seed in seeds])
+
+    sampling = settings.sampling
     return policy.rollout(
         row,
-        SEEDS,
+        seeds,
         call,
-        kind=settings.sampling.kind,
-        noise_level=settings.sampling.noise_level,
+        kind=sampling.kind,
+        noise_level=sampling.noise_level,
         window=window,
-        noise=_noise,
+        noise=noise,
     )
-
-
-def _noise(step: int, stream: int, shape: torch.Size) -> Tensor:
-    return torch.stack([normal(shape[1:], "check", seed, step, stream) for seed in SEEDS])
 
 
 def _window(settings: GRPOConfig, plan: Plan, iterations: int) -> range:
@@ -343,6 +373,31 @@ def _calls_per_step(policy: Policy, rollout: Rollout) -> dict[str, list[int]]:
 def _gradient_share(policy: Policy) -> float:
     gradients = [p.grad for p in policy.parameters.values()]
     return sum(g is not None and bool(g.any()) for g in gradients) / len(gradients)
+
+
+def _gradient_error(policy: Policy, rollout: Rollout) -> float:
+    """How far the slope of the summed log-probs along their gradient is from a central difference:
+    parts of a model that let no gradient through show here, and nowhere else."""
+    weights = {name: p.detach() for name, p in policy.parameters.items()}
+    gradient = {n: p.grad for n, p in policy.parameters.items() if p.grad is not None}
+    squared = sum(float(g.double().square().sum()) for g in gradient.values())
+    step = CHANGE / squared
+    sums = []
+    for sign in (1, -1):
+        moved = {n: weights[n] + sign * step * gradient[n] for n in gradient}
+        with trained_values(policy, {**weights, **moved}):
+            sums.append(_summed_log_prob(policy, rollout))
+    return abs((sums[0] - sums[1]) / (2 * CHANGE) - 1)
+
+
+def _summed_log_prob(policy: Policy, rollout: Rollout) -> float:
+    values = []
+    policy.replay(
+        rollout,
+        lambda step, now: values.append(log_prob(step.next_latents, now.mean, now.std)),
+        gradients=False,
+    )
+    return float(torch.stack(values).double().sum())
 
 
 def _hashes(policy: Policy) -> dict[str, str]:

@@ -72,11 +72,18 @@ def check(
 ) -> None:
     """Prove that a pipeline can be trained: stock = sampler = replay, and the LoRA loads again."""
     settings, call = _check_settings(model, overrides or [])
-    from flowgrpo.check import check_pipeline
+    from flowgrpo.check import PROMPT, check_pipeline
+    from flowgrpo.media import is_media
     from flowgrpo.pipelines import open_pipeline
+    from flowgrpo.prompts import load_prompts
 
     _quiet_libraries()
-    report = check_pipeline(open_pipeline(settings.model), settings=settings, **call)
+    source = settings.prompts.train or [{"prompt": PROMPT}]
+    row = load_prompts(source)[0]
+    media = {name: call.pop(name) for name in list(call) if is_media(name)}
+    if media:
+        row = load_prompts([{"prompt": row.prompt, **row.columns, **media}])[0]
+    report = check_pipeline(open_pipeline(settings.model), settings=settings, row=row, **call)
     print("\n".join(report.lines()))
     if not report.ok:
         raise typer.Exit(1)
@@ -114,8 +121,8 @@ def compare(
     sheet = grids.compare(columns, rows, seed or [0], rewards)
     path = out or runs[0] / "grid.png"
     path.parent.mkdir(parents=True, exist_ok=True)
-    sheet.save(path)
-    print(path)
+    for written in sheet.save(path):
+        print(written)
 
 
 def main() -> None:
@@ -140,13 +147,7 @@ def _check_settings(model: str, overrides: list[str]) -> tuple[GRPOConfig, dict[
     settings = [override for override in overrides if "." in override.partition("=")[0]]
     call = parse_overrides([override for override in overrides if override not in settings])
     if model.endswith((".yaml", ".yml")):
-        config = load_config(model, settings)
-        if "prompt" not in call and config.prompts.train:
-            from flowgrpo.prompts import load_prompts
-
-            row = load_prompts(config.prompts.train)[0]
-            call = {**row.columns, "prompt": row.prompt, **call}
-        return config, call
+        return load_config(model, settings), call
     return parse_config({"model": {"path": model}}, settings), call
 
 
@@ -172,11 +173,11 @@ def _print_summary(summary: dict) -> None:
 
 
 def _print_snippet(config: GRPOConfig, trainer) -> None:
-    from flowgrpo.report import snippet
+    from flowgrpo.usage import snippet
 
-    prompt = [*trainer.inputs.test_rows, *trainer.inputs.rows][0].prompt
+    row = [*trainer.inputs.test_rows, *trainer.inputs.rows][0]
     print("\nUse it with plain diffusers:\n")
-    print(snippet(config, type(trainer.policy.pipe), trainer.folder.lora, prompt))
+    print(snippet(config, type(trainer.policy.pipe), trainer.folder.lora, row))
 
 
 def _numbers(text: str) -> list[float]:

@@ -59,9 +59,10 @@ def evaluate(
     return result
 
 
-def frame_rate(config: GRPOConfig) -> float:
-    """Of evaluated videos: what the pipeline was told, where its call has a frame_rate."""
-    return float(config.evaluation_call.get("frame_rate", config.fps))
+def frame_rate(config: GRPOConfig, call: Mapping[str, Any] | None = None) -> float:
+    """Of videos made with `call`, or evaluated ones: what the pipeline was told, where its call has
+    a frame_rate."""
+    return float((call or config.evaluation_call).get("frame_rate", config.fps))
 
 
 def evenly_spaced(rows: Sequence[Row], most: int | None) -> list[Row]:

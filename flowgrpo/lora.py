@@ -20,8 +20,10 @@ ADAPTER = "default"
 WEIGHTS = "pytorch_lora_weights.safetensors"
 PEFT_WEIGHTS = "adapter_model.safetensors"
 
-ATTENTION_PROJECTIONS = ("to_q", "to_k", "to_v", "to_out.0")
-"""Last parts of the attention projections' names in most diffusers denoisers."""
+ATTENTION_PROJECTIONS = ("to_q", "to_k", "to_v", "to_out.0", "to_out", "to_qkv_mlp_proj")
+"""Last parts of the attention projections' names in diffusers denoisers. Where there is none, every
+linear layer within attention is taken. Separate projections of text tokens (add_q_proj, ...) are
+left out: in a last block some of them lead nowhere."""
 
 
 def add_lora(
@@ -81,6 +83,16 @@ def target_layers(module: nn.Module, targets: Sequence[str] | None) -> list[str]
     return chosen
 
 
+def dtypes_as_loaded(module: nn.Module) -> dict[str, torch.dtype]:
+    """By name, the dtype of each adapter tensor once diffusers has loaded it: its layer's own."""
+    layers: dict[str, Any] = dict(module.named_modules())
+    return {
+        name: layers[name.partition(".lora_")[0]].get_base_layer().weight.dtype
+        for name, _ in module.named_parameters()
+        if ".lora_" in name
+    }
+
+
 def save_lora(denoisers: Mapping[str, Any], folder: Path) -> None:
     """Writes the adapters as plain diffusers loads them, each under its module's name, in one file
     with the configuration as metadata.
@@ -114,7 +126,7 @@ def load_lora(pipe: Any, folder: Path, adapter_name: str = ADAPTER) -> list[str]
         ValueError: nothing there fits a module of the pipeline.
     """
     names = saved_modules(folder)
-    by_pipeline = _of_pipeline(type(pipe), names)
+    by_pipeline = _of_pipeline(type(pipe), folder, names)
     if by_pipeline or not names:
         pipe.load_lora_weights(str(folder), adapter_name=adapter_name)
     for name in names:
@@ -141,7 +153,7 @@ def load_lora(pipe: Any, folder: Path, adapter_name: str = ADAPTER) -> list[str]
 def loading_lines(pipeline: type, folder: Path) -> list[str]:
     """Lines of Python that load what `save_lora` wrote into `pipe`, with plain diffusers."""
     names = saved_modules(folder)
-    by_pipeline = _of_pipeline(pipeline, names)
+    by_pipeline = _of_pipeline(pipeline, folder, names)
     lines = [f"pipe.load_lora_weights({str(folder)!r})"] if by_pipeline else []
     for name in names:
         if (folder / name / PEFT_WEIGHTS).is_file():
@@ -189,12 +201,12 @@ def saved_modules(folder: Path) -> list[str]:
     return sorted(names)
 
 
-def _of_pipeline(pipeline: type, names: Sequence[str]) -> list[str]:
+def _of_pipeline(pipeline: type, folder: Path, names: Sequence[str]) -> list[str]:
     """Those that the pipeline's own `load_lora_weights` puts in place."""
-    if not hasattr(pipeline, "load_lora_weights"):
+    if not (hasattr(pipeline, "load_lora_weights") and (folder / WEIGHTS).is_file()):
         return []
     own = {getattr(pipeline, key, None) for key in ("transformer_name", "unet_name")}
-    return [name for name in names if name in own]
+    return [name for name in names if name in own and not (folder / name).is_dir()]
 
 
 def _ending_in(names: Sequence[str], endings: Sequence[str]) -> list[str]:

@@ -21,6 +21,7 @@ from torch import nn
 from flowgrpo.config import OWN_ARGUMENTS, ConfigError, ModelConfig
 from flowgrpo.media import Sample, opened
 from flowgrpo.prompts import Row
+from flowgrpo.randomness import seed_for
 from flowgrpo.tape import swapped
 
 COUNTS = ("num_images_per_prompt", "num_videos_per_prompt")
@@ -152,15 +153,16 @@ def generate(pipe: Any, row: Row, seeds: Sequence[int], call: dict[str, Any]) ->
     Columns of the row that are arguments of the pipeline's call (image, negative_prompt, ...) go
     there; pictures come as PIL, videos as lists of PIL frames.
     """
-    style = find_style(pipe, row, call)
-    return list(_called(pipe, row, seeds, {"output_type": "pil", **call}, style)[0])
+    style, call = find_style(pipe, row, call), {"output_type": "pil", **call}
+    parts = [[seed] for seed in seeds] if style.single else [seeds]
+    return [sample for part in parts for sample in _called(pipe, row, part, call, style)[0]]
 
 
 def find_style(pipe: Any, row: Row, call: dict[str, Any]) -> "Style":
     """How this pipeline takes several samples of one prompt, each with a seed of its own.
 
     Tried once for each set of arguments, up to the first step of the scheduler: many pipelines have
-    an argument for it, but not every one of these heeds it, or goes on to repeat its pictures.
+    an argument for it, but not every one of these heeds it, or repeats its pictures too.
 
     Raises:
         Exception: no way works; whatever the pipeline raises for the first.
@@ -189,14 +191,18 @@ class Style:
 
     counted: bool
     """By an argument of COUNTS; else the prompt is repeated."""
-    media_repeated: bool
+    media_repeated: bool = False
     """Whether pictures are repeated, too."""
+    single: bool = False
+    """One sample a call, with one generator: the pipeline knows no more."""
 
 
 STYLES = (
-    Style(counted=True, media_repeated=False),
-    Style(counted=False, media_repeated=False),
+    Style(counted=True),
+    Style(counted=False),
+    Style(counted=True, media_repeated=True),
     Style(counted=False, media_repeated=True),
+    Style(counted=False, single=True),
 )
 
 
@@ -208,19 +214,20 @@ class _FirstStep(BaseException):
 
 
 def _reach_first_step(pipe: Any, row: Row, call: dict[str, Any], style: Style) -> None:
-    """Raises where the pipeline cannot be called so for two samples."""
+    """Raises where the pipeline cannot be called so for two samples, or for one at least."""
+    count = 1 if style.single else 2
 
     def step(model_output: Any, timestep: Any, sample: Any, *args: Any, **kwargs: Any) -> None:
-        if len(sample) != 2 or len(model_output) != 2:
+        if len(sample) != count or len(model_output) != count:
             raise ValueError(
-                f"{type(pipe).__name__} makes {len(sample)} samples where 2 are asked for."
+                f"{type(pipe).__name__} makes {len(sample)} samples where {count} are asked for."
             )
         raise _FirstStep
 
     step = functools.wraps(type(pipe.scheduler).step)(step)
     try:
         with torch.no_grad(), swapped(pipe.scheduler, "step", step):
-            _called(pipe, row, (0, 1), call, style)
+            _called(pipe, row, range(count), call, style)
     except _FirstStep:
         pass
 
@@ -234,14 +241,25 @@ def _called(pipe: Any, row: Row, seeds: Sequence[int], call: dict[str, Any], sty
     arguments |= {"prompt": row.prompt} if "prompt" in known else {}
     if style.counted:
         arguments[counts[0]] = len(seeds)
-    else:
-        for name, value in arguments.items():
-            text = name in ("prompt", "negative_prompt") and isinstance(value, str)
-            if text or (style.media_repeated and _is_media(value)):
-                arguments[name] = [value] * len(seeds)
+    for name, value in arguments.items():
+        text = name in ("prompt", "negative_prompt") and isinstance(value, str)
+        if not style.single and (
+            (text and not style.counted) or (style.media_repeated and _is_media(value))
+        ):
+            arguments[name] = [value] * len(seeds)
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    with quiet(pipe), _vae_in_its_dtype(pipe):
-        return pipe(generator=generators, **arguments)
+    with quiet(pipe), _vae_in_its_dtype(pipe), _seeded(pipe, seeds):
+        return pipe(generator=generators[0] if style.single else generators, **arguments)
+
+
+@contextmanager
+def _seeded(pipe: Any, seeds: Sequence[int]) -> Iterator[None]:
+    """Within the block what a pipeline draws without a generator follows from the seeds, too, as
+    the VAE samples that some make of a picture; the caller's random state is left alone."""
+    devices = [pipe.device] if pipe.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed_for("pipeline", *seeds))
+        yield
 
 
 def _columns(pipe: Any, row: Row) -> dict[str, Any]:

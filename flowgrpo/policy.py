@@ -17,8 +17,15 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from flowgrpo.config import ConfigError, LoraSettings, TrainConfig
-from flowgrpo.lora import ADAPTER, add_lora, load_lora, save_lora, train_in_float32
-from flowgrpo.media import Sample
+from flowgrpo.lora import (
+    ADAPTER,
+    add_lora,
+    dtypes_as_loaded,
+    load_lora,
+    save_lora,
+    train_in_float32,
+)
+from flowgrpo.media import Sample, is_video
 from flowgrpo.pipelines import find_denoisers, find_models, find_style, generate, modules_of
 from flowgrpo.prompts import Row
 from flowgrpo.schedule import check_scheduler
@@ -69,10 +76,14 @@ class Policy:
         self.prompt_memo: OrderedDict[Any, Any] = OrderedDict()
         self.passes = {"denoiser_forwards": 0, "denoiser_backwards": 0}
         """Denoiser calls of rollouts and replays so far."""
+        self.makes_videos: bool | None = None
+        """Known from the first rollout on."""
         self.is_lora = train.lora is not None
         for module in modules_of(pipe).values():
             module.requires_grad_(False).eval()
         self._make_trainable(train, seed)
+        for module in self.denoisers.values():
+            _let_gradients_through(module)
         if train.gradient_checkpointing:
             _checkpoint_gradients(self.denoisers)
         self.start: dict[str, Tensor] | None = None
@@ -159,7 +170,11 @@ class Policy:
         tape = Tape(
             kind=kind, noise_level=noise_level, window=window if noise_level > 0 else range(0)
         )
-        find_style(self.pipe, row, call)
+        if find_style(self.pipe, row, call).single and len(seeds) > 1:
+            raise ConfigError(
+                f"{type(self.pipe).__name__} makes one sample a call, but {len(seeds)} are asked "
+                "for; set sampling.micro_batch_size to 1."
+            )
         with torch.no_grad(), record(self.pipe, self.taped, tape, noise):
             samples = self.generate(row, seeds, call)
         for step in tape.window_steps[-1:]:
@@ -168,6 +183,7 @@ class Policy:
                     f'latents of prompt "{row.prompt}" are not finite; lower train.lr or the noise '
                     "level."
                 )
+        self.makes_videos = is_video(samples[0])
         self.passes["denoiser_forwards"] += tape.recorded_forwards
         return Rollout(row=row, samples=samples, tape=tape, call=call, seeds=list(seeds))
 
@@ -238,10 +254,16 @@ def reference(policy: Policy) -> Iterator[None]:
 
 @contextmanager
 def as_used(policy: Policy, average: dict[str, Tensor] | None = None) -> Iterator[None]:
-    """Within the block the adapter is what a user will load: the average, if there is one, in the
-    dtype of the base weights, to which diffusers casts what it loads."""
+    """Within the block the weights are what a user will load: the average, if there is one, and an
+    adapter in the dtype of its layers, to which diffusers casts what it loads."""
     values = average or {name: p.data for name, p in policy.parameters.items()}
-    with trained_values(policy, {name: value.to(policy.dtype) for name, value in values.items()}):
+    dtypes = {
+        f"{name}.{key}": dtype
+        for name, module in policy.denoisers.items()
+        for key, dtype in dtypes_as_loaded(module).items()
+    }
+    loaded = {name: value.to(dtypes.get(name, value.dtype)) for name, value in values.items()}
+    with trained_values(policy, loaded):
         yield
 
 
@@ -272,6 +294,24 @@ def load_weights(policy: Policy, values: dict[str, Tensor]) -> None:
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(values[name])
+
+
+def _let_gradients_through(module: nn.Module) -> None:
+    """Parts that run without gradients in evaluation mode are put in training mode, they alone.
+
+    Some have a faster method for inference under `no_grad` (routed experts, say): correct values,
+    and gradients that are silently wrong. That the values stay the same is what a check proves.
+    """
+    for part in module.modules():
+        methods = vars(type(part)).items()
+        if any(_is_without_gradients(m) for name, m in methods if name != "forward"):
+            part.training = True
+
+
+def _is_without_gradients(method: Any) -> bool:
+    """Whether a function is decorated with `torch.no_grad` or `torch.inference_mode`."""
+    home = getattr(method, "__globals__", {}).get("__name__")
+    return home == "torch.utils._contextlib" and hasattr(method, "__wrapped__")
 
 
 def _checkpoint_gradients(denoisers: dict[str, Any]) -> None:

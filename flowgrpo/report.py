@@ -16,7 +16,6 @@ from flowgrpo.config import ConfigError, GRPOConfig, dump_config, plain, refuse_
 from flowgrpo.drawings import draw_before_after, draw_curves, draw_rollouts
 from flowgrpo.evaluate import SCORES, load_scores, write_whole
 from flowgrpo.media import Sample
-from flowgrpo.usage import snippet as snippet
 
 BOOTSTRAP_SAMPLES = 10_000
 
@@ -86,7 +85,7 @@ class RunFolder:
         return (self.evaluation(epoch) / SCORES).exists()
 
     def save_samples(
-        self, epoch: int, groups: Sequence[tuple[str, list[Sample], list[float]]], fps: float = 16
+        self, epoch: int, groups: Sequence[tuple[str, list[Sample], list[float]]], fps: float
     ) -> None:
         """A sheet of rollouts as scored: groups of (prompt, samples, scores)."""
         draw_rollouts(self.path / "samples" / f"epoch-{epoch:04d}.png", groups, fps)

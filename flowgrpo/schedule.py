@@ -79,14 +79,15 @@ def check_first_step(
     """
     x, velocity = flow_coordinates(scheduler, model_output, latents, position)
     expected = kernel(x, velocity, position.sigma, position.sigma_next, 0.0, 0.0).mean
-    difference = (expected * position.scale_next - result.float()).abs().max()
-    moved = (result.float() - latents.float()).abs().max()
-    rounding = torch.finfo(result.dtype).eps * torch.maximum(latents, result).abs().max()
-    if result.isfinite().all() and not difference <= 0.05 * moved + 4 * rounding:
+    off = _rms(expected * position.scale_next - result.float())
+    moved = _rms(result.float() - latents.float())
+    rounding = torch.finfo(result.dtype).eps * max(_rms(latents.float()), _rms(result.float()))
+    if result.isfinite().all() and not off <= 0.05 * moved + rounding:
         raise ValueError(
-            f"scheduler is {type(scheduler).__name__}, but its first step is {difference:.1e} away "
-            "from the deterministic one; it draws noise of its own or is of another kind, so set "
-            "model.scheduler to DDIMScheduler, EulerDiscreteScheduler or the like."
+            f"scheduler is {type(scheduler).__name__}, but its first step is {off:.1e} away from "
+            "the deterministic one: it draws noise of its own, clips, or is of another kind; set "
+            "model.scheduler to DDIMScheduler or EulerDiscreteScheduler, say, and "
+            "model.scheduler_kwargs to {clip_sample: false} if it clips."
         )
 
 
@@ -176,6 +177,10 @@ class LoopClock:
         self.streams.append(scheduler)
         self.counts.append(0)
         return len(self.streams) - 1
+
+
+def _rms(values: Tensor) -> float:
+    return float(values.square().mean().sqrt())
 
 
 def _has_table(scheduler: Any) -> bool:

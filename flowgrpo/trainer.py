@@ -21,7 +21,8 @@ from flowgrpo.advantages import advantages, weighted_sum
 from flowgrpo.check import check_replay
 from flowgrpo.checkpoint import State
 from flowgrpo.config import GRPOConfig
-from flowgrpo.evaluate import evaluate
+from flowgrpo.drawings import SHEET_ROWS
+from flowgrpo.evaluate import evaluate, frame_rate
 from flowgrpo.inputs import read_inputs, with_sources
 from flowgrpo.kernels import Gaussian, kl_divergence, log_prob
 from flowgrpo.objectives import clipped
@@ -129,8 +130,9 @@ class GRPOTrainer:
         clock = report.Clock(state.seconds)
         check_replay(self.policy, self.inputs.rows[0], config)
         if not self.folder.is_evaluated(0):
-            for reward in self.rewards:
-                refuse_constant(reward, self.inputs.rows[0], config.sampling.call)
+            row, videos = self.inputs.rows[0], self.policy.makes_videos
+            for reward in self.inputs.scored:
+                refuse_constant(reward, row, config.sampling.call, videos=videos)
         self.folder.begin(config, self.inputs.fingerprint, state.epoch)
         if not self.folder.is_evaluated(0):
             self._evaluate(0)
@@ -171,7 +173,10 @@ class GRPOTrainer:
             if state.epoch % config.checkpoint_every == 0 or state.epoch == config.train.epochs:
                 with clock("saving"):
                     state.seconds = clock.total
-                    self.folder.save_samples(state.epoch, samples_for_a_sheet(samples, totals))
+                    sheet = samples_for_a_sheet(samples, totals)
+                    self.folder.save_samples(
+                        state.epoch, sheet, frame_rate(config, config.sampling.call)
+                    )
                     checkpoint.save(
                         self.folder.checkpoints, self.policy, self.optimiser, state, config
                     )
@@ -198,10 +203,13 @@ class GRPOTrainer:
                         futures.append(scorer.submit(rollouts[-1].samples, rows))
                 pending.append((group, rollouts, futures))
             with clock("scoring"):
-                return [
+                sampled = [
                     Sampled(group=group, rollouts=rollouts, rewards=self._joined(futures))
                     for group, rollouts, futures in pending
                 ]
+        for rollout in (r for s in sampled[SHEET_ROWS:] for r in s.rollouts):
+            rollout.samples.clear()  # scored, and not drawn; the frames of videos fill memory
+        return sampled
 
     def _joined(self, futures: Sequence[dict[str, Future[Tensor]]]) -> dict[str, Tensor]:
         """Scores of a group's micro-batches in order, (K,) by reward."""
@@ -326,8 +334,8 @@ class GRPOTrainer:
 def samples_for_a_sheet(
     samples: Sequence[Sampled], totals: Sequence[Tensor]
 ) -> list[tuple[str, list[Any], list[float]]]:
-    """(prompt, images, total rewards) of each group."""
+    """(prompt, samples, total rewards) of the groups that are drawn."""
     return [
         (s.group.row.prompt, [sample for r in s.rollouts for sample in r.samples], total.tolist())
-        for s, total in zip(samples, totals, strict=True)
+        for s, total in list(zip(samples, totals, strict=True))[:SHEET_ROWS]
     ]

@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from families.text_to_image import TEXT_TO_IMAGE
+from families.video_parts import cosmos
 from tiny_pipelines import CALL, build
 
 from flowgrpo import GRPOConfig, check_pipeline, kernels, lora, tape
@@ -29,6 +30,7 @@ def test_a_sound_pipeline_passes_with_zeros():
     assert report.stock_difference == report.replay_difference == report.lora_round_trip == 0
     assert report.calls_per_step == {"transformer": [1, 1, 1, 1]}
     assert report.gradient_share == 1
+    assert report.gradient_error < 1e-2
     assert report.frozen_unchanged
     assert report.micro_batch_difference < 1e-4
     assert report.seconds > 0
@@ -209,5 +211,33 @@ def test_arguments_that_the_pipeline_does_not_take_are_named():
 
 def test_a_key_value_cache_between_steps_is_named():
     family = TEXT_TO_IMAGE["qwen-image-2.1"]
-    report = check_pipeline(family.build(), num_inference_steps=4, **family.call)
-    assert "keeps state" in report.reason
+    call = {**family.call, "use_kv_cache": True, "num_inference_steps": 4}
+    reason = check_pipeline(family.build(), **call).reason
+    assert "keeps state between steps; set use_kv_cache to false" in reason
+
+
+def test_a_loop_that_steps_twice_is_named():
+    call = {"height": 16, "width": 16, "num_frames": 5, "guidance_scale": 0.0}
+    assert "steps twice" in check_pipeline(cosmos(), **call).reason
+
+
+class Experts(torch.nn.Linear):
+    """As routed experts do: other code in evaluation mode, without gradients."""
+
+    def forward(self, x):
+        return super().forward(x) if self.training else self.fast(x)
+
+    @torch.no_grad()
+    def fast(self, x):
+        return super().forward(x)
+
+
+def test_gradients_pass_what_has_none_in_evaluation_mode():
+    pipe = build("sd3")
+    stock = pipe.transformer.transformer_blocks[1].attn.to_v
+    experts = Experts(stock.in_features, stock.out_features)
+    experts.load_state_dict(stock.state_dict())
+    pipe.transformer.transformer_blocks[1].attn.to_v = experts
+    report = check(pipe, settings=GRPOConfig(train={"lora": {"targets": ["to_q", "to_k"]}}))
+    assert report.ok, report.reason
+    assert report.gradient_error < 1e-2

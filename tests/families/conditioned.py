@@ -56,8 +56,10 @@ def turned(pipe: Any, cls: type, **parts: Any) -> Any:
 def redone(module: Any, cls: type | None = None, **config: Any) -> Any:
     """A new module with another's configuration, as far as `cls` knows it, some of it changed."""
     torch.manual_seed(1)
-    shared = {key: value for key, value in module.config.items() if not key.startswith("_")}
-    return lively((cls or type(module)).from_config({**shared, **config}))
+    cls = cls or type(module)
+    known = inspect.signature(cls).parameters
+    shared = {key: value for key, value in module.config.items() if key in known}
+    return lively(cls(**{**shared, **config}))
 
 
 def sd3_img2img() -> StableDiffusion3Img2ImgPipeline:
@@ -165,6 +167,7 @@ def longcat_edit() -> LongCatImageEditPipeline:
 
 def fibo_edit() -> BriaFiboEditPipeline:
     """Reads JSON; the pipeline wants a VAE whose latent pixels are 16 x 16 picture pixels."""
+    pipe = bria_fibo()
     autoencoder = AutoencoderKLWan(
         base_dim=4,
         z_dim=4,
@@ -178,7 +181,7 @@ def fibo_edit() -> BriaFiboEditPipeline:
         latents_std=[0.1, 0.2, 0.3, 0.4],
         scale_factor_spatial=16,
     )
-    return turned(bria_fibo(), BriaFiboEditPipeline, vae=autoencoder.eval())
+    return turned(pipe, BriaFiboEditPipeline, vae=autoencoder.eval())
 
 
 SMALL = {"height": 16, "width": 16}

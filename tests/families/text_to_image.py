@@ -1165,13 +1165,7 @@ TEXT_TO_IMAGE: dict[str, Family] = {
         guided={**NEGATIVE, "guidance_scale": 7.0},
     ),
     "qwen-image-2.1": Family(
-        label="Qwen-Image 2.1",
-        build=qwen_image21,
-        call={"height": 64, "width": 64, "true_cfg_scale": 1.0},
-        guided={**NEGATIVE, "true_cfg_scale": 4.0},
-    ),
-    "qwen-image-2.1-uncached": Family(
-        label="Qwen-Image 2.1, text attended to anew in each step",
+        label="Qwen-Image 2.1, without its cache",
         build=qwen_image21,
         call={"height": 64, "width": 64, "use_kv_cache": False, "true_cfg_scale": 1.0},
         guided={**NEGATIVE, "true_cfg_scale": 4.0},

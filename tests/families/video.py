@@ -74,7 +74,6 @@ from families.video_parts import (
     allegro,
     cogvideox,
     cogvideox_image,
-    cosmos,
     cosmos2_image,
     latte,
     ltx,
@@ -590,12 +589,6 @@ VIDEO: dict[str, Family] = {
         label="Latte",
         build=latte,
         call={**SIDES, "video_length": 2, "guidance_scale": 1.0, "clean_caption": False},
-        guided=GUIDED,
-    ),
-    "cosmos": Family(
-        label="Cosmos 1, text to world",
-        build=cosmos,
-        call={**WAN, "guidance_scale": 0.0},
         guided=GUIDED,
     ),
     "cosmos-2": Family(

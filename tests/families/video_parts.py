@@ -21,7 +21,7 @@ from diffusers import (
     CosmosTransformer3DModel,
     DDIMScheduler,
     EDMEulerScheduler,
-    EulerAncestralDiscreteScheduler,
+    EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
     LattePipeline,
     LatteTransformer3DModel,
@@ -353,7 +353,7 @@ def allegro() -> AllegroPipeline:
     return AllegroPipeline(
         transformer=lively(transformer),
         vae=vae.eval(),
-        scheduler=EulerAncestralDiscreteScheduler(),
+        scheduler=EulerDiscreteScheduler(),
         **t5_parts(),
     )
 
