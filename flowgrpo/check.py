@@ -11,23 +11,26 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from flowgrpo.config import GRPOConfig
+from flowgrpo.calls import check_call, find_style, generate
+from flowgrpo.config import GRPOConfig, parse_config
 from flowgrpo.kernels import Gaussian, log_prob
 from flowgrpo.lora import load_lora, unload_lora
-from flowgrpo.pipelines import check_call, find_style, generate, modules_of
+from flowgrpo.pipelines import modules_of
 from flowgrpo.plan import Plan
 from flowgrpo.policy import Policy, Rollout, as_used, load_weights, trained_values
 from flowgrpo.prompts import Row
 from flowgrpo.randomness import normal
 from flowgrpo.tape import ReplayError, Step
+from flowgrpo.verdict import Report
 
 PROMPT = "a photo of a red cube on a table"
 SEEDS = (1, 2)
@@ -36,74 +39,6 @@ NUDGE = 0.02
 """Standard deviation of what is added to a fresh LoRA, which would change nothing."""
 CHANGE = 2e-3
 """Of the summed log-probs in a finite difference: far above rounding, and small."""
-
-
-@dataclass(kw_only=True)
-class Report:
-    """What a check found; differences are the largest absolute ones, None where not reached.
-
-    Latents are compared as the pipeline returns them, log-probs as means over latent dimensions.
-    """
-
-    pipeline: str
-    stock_difference: float | None = None
-    """Latents without noise against the untouched pipeline; must be 0."""
-    replay_difference: float | None = None
-    """Log-prob at replay against the rollout's, over all trained steps; 0 on a CPU."""
-    replay_allowed: float = 0.0
-    """A tenth of the clip range."""
-    calls_per_step: dict[str, list[int]] = field(default_factory=dict)
-    """Denoiser calls in each iteration of the loop, by module."""
-    gradient_share: float | None = None
-    """Share of the trained tensors that got a gradient other than 0 in the window."""
-    gradient_error: float | None = None
-    """The gradient's slope along itself against a finite difference, relative; for information.
-
-    In float32 only. Well below 0.05 where the model is smooth: routed experts jump, and a guider's
-    momentum is state, through which no gradient goes.
-    """
-    frozen_unchanged: bool | None = None
-    """Whether every frozen tensor is the same, bit for bit, after an optimiser step."""
-    lora_round_trip: float | None = None
-    """Latents of the saved adapter, loaded by plain diffusers, against the trainer's; must be 0."""
-    micro_batch_difference: float | None = None
-    """Latents of a sample alone against the same in a batch of two; for information."""
-    seconds: float = 0.0
-    peak_memory: int = 0
-    """In bytes: of the GPU, or of the process on a CPU."""
-    reason: str = ""
-    """Why it cannot be trained, in one sentence."""
-
-    @property
-    def ok(self) -> bool:
-        return not self.reason
-
-    def lines(self) -> list[str]:
-        """A table for people."""
-        calls = ", ".join(
-            f"{name} {min(counts)}" if len({*counts}) == 1 else f"{name} {counts}"
-            for name, counts in self.calls_per_step.items()
-        )
-        rows = {
-            "stock difference": _shown(self.stock_difference),
-            "replay difference": f"{_shown(self.replay_difference)} (allowed "
-            f"{self.replay_allowed:.0e})",
-            "denoiser calls per step": calls or "-",
-            "tensors with a gradient": _shown(self.gradient_share, "{:.0%}"),
-            "gradient error": _shown(self.gradient_error) + " (information)",
-            "frozen weights unchanged": _shown(self.frozen_unchanged),
-            "LoRA round trip": _shown(self.lora_round_trip),
-            "micro-batch difference": _shown(self.micro_batch_difference) + " (information)",
-            "seconds": f"{self.seconds:.1f}",
-            "peak memory": f"{self.peak_memory / 2**30:.2f} GiB",
-            "verdict": "can be trained" if self.ok else "refused",
-        }
-        table = [f"{label:26}{value}" for label, value in rows.items()]
-        return [self.pipeline, *table, *([] if self.ok else [self.reason])]
-
-
-class _Refused(Exception):
-    """One check failed; the sentence says which."""
 
 
 def check_pipeline(
@@ -121,38 +56,29 @@ def check_pipeline(
             and `num_inference_steps`.
     """
     settings = settings or GRPOConfig()
-    sampling = settings.sampling
-    steps = call.pop("num_inference_steps", sampling.num_inference_steps)
+    steps = call.pop("num_inference_steps", settings.sampling.num_inference_steps)
     row = row or Row(prompt=PROMPT, place="check")
-    row = replace(row, prompt=call.pop("prompt", row.prompt))
-    call = {**sampling.call, **call, "num_inference_steps": steps, "output_type": "latent"}
-    report = Report(
-        pipeline=type(pipe).__name__, replay_allowed=min(settings.train.clip_range) / 10
+    proof = _Proof(
+        pipe=pipe,
+        settings=_with_steps(settings, steps),
+        row=replace(row, prompt=call.pop("prompt", row.prompt)),
+        call={**settings.sampling.call, **call, "num_inference_steps": steps},
     )
     start = time.perf_counter()
-    flags = {m: m.training for part in modules_of(pipe).values() for m in part.modules()}
-    trained = {p: p.requires_grad for part in modules_of(pipe).values() for p in part.parameters()}
-    try:
-        _check(report, pipe, row, call, settings)
-    except _Refused as refused:
-        report.reason = str(refused)
-    except Exception as error:  # pipelines raise what they like
-        report.reason = " ".join(f"{error}".split()) or type(error).__name__
-        if not isinstance(error, (ValueError, RuntimeError)):
-            report.reason = f"{type(error).__name__}: {report.reason}"
-    finally:
-        unload_lora(pipe, [n for n, m in vars(pipe).items() if getattr(m, "peft_config", None)])
-        for module, training in flags.items():
-            module.training = training
-        for parameter, requires_grad in trained.items():
-            parameter.requires_grad_(requires_grad)
-    report.seconds = time.perf_counter() - start
-    report.peak_memory = peak_memory()
-    return report
+    with _left_as_it_was(pipe):
+        try:
+            proof.run()
+        except Exception as error:  # pipelines raise what they like
+            reason = " ".join(f"{error}".split()) or type(error).__name__
+            plain = isinstance(error, (ValueError, RuntimeError))
+            proof.report.reason = reason if plain else f"{type(error).__name__}: {reason}"
+    proof.report.seconds = time.perf_counter() - start
+    proof.report.peak_memory = peak_memory()
+    return proof.report
 
 
-def check_replay(policy: Policy, row: Row, settings: GRPOConfig) -> float:
-    """The replay part alone: the largest difference in log-prob over all trained steps.
+def check_replay(policy: Policy, row: Row, settings: GRPOConfig) -> Rollout:
+    """The replay part alone, over all trained steps; returns the rollout it was proved on.
 
     Weights and counts stay as they are; in between the weights are moved a little, since a fresh
     LoRA would change nothing.
@@ -178,7 +104,7 @@ def check_replay(policy: Policy, row: Row, settings: GRPOConfig) -> float:
             f"rollout (allowed {allowed:.0e}, a tenth of train.clip_range); run flowgrpo check to "
             "see what differs, or widen the clip range."
         )
-    return difference
+    return rollout
 
 
 def replay_differences(policy: Policy, rollout: Rollout) -> dict[int, float]:
@@ -221,108 +147,143 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _check(report: Report, pipe: Any, row: Row, call: dict[str, Any], settings: GRPOConfig) -> None:
-    if noisy := _live_dropout(pipe):
-        raise _Refused(
-            f"{noisy} of {report.pipeline} is in training mode, so dropout is on; call .eval()."
-        )
-    # Torch folds some matrix products another way for weights that require gradients, which moves
-    # their last bit; so the untouched pipeline is frozen, too.
-    for module in modules_of(pipe).values():
-        module.requires_grad_(False)
-    check_call(pipe, "call", {k: v for k, v in call.items() if k != "output_type"})
-    single = find_style(pipe, row, call).single
-    seeds = SEEDS[:1] if single else SEEDS
-    stock = _stock(pipe, row, call, seeds)
-    if (again := _difference(_stock(pipe, row, call, seeds), stock)) != 0:
-        raise _Refused(
-            f"{report.pipeline} differs from itself by {again:.1e} when it is called twice with "
-            "the same seeds; it draws random numbers of its own or keeps state between calls."
-        )
-    if not single:
-        alone = _stock(pipe, row, call, seeds[:1])
-        report.micro_batch_difference = _difference(alone, stock[:1])
+class _Proof:
+    """The checks one after the other; each raises ValueError where it fails."""
 
-    policy = Policy(pipe, settings.train)
-    plan = Plan(config=_with_steps(settings, call), rows=[row])
-    silent = _rollout(policy, row, call, settings, range(0))
-    report.stock_difference = _difference(silent.samples, stock)
-    if report.stock_difference != 0:
-        raise _Refused(
-            f"{report.pipeline} without noise is {report.stock_difference:.1e} away from the "
-            "untouched pipeline; a LoRA layer or the prompt memo changes its result."
-        )
-    frozen = _hashes(policy)
-    load_weights(policy, _nudged(policy))
-    rollout = _rollout(policy, row, call, settings, _window(settings, plan, silent.tape.iterations))
-    report.calls_per_step = _calls_per_step(policy, rollout)
-    for name, counts in report.calls_per_step.items():
-        if sum(count > 0 for count in counts) < 2 and len(report.calls_per_step) == 1:
-            raise _Refused(
-                f"{name} of {report.pipeline} is called in fewer than two steps of the loop, but "
-                "training needs a denoiser that is called again; use a pipeline with one."
+    def __init__(self, *, pipe: Any, settings: GRPOConfig, row: Row, call: dict[str, Any]):
+        self.pipe, self.settings, self.row = pipe, settings, row
+        self.call = {**call, "output_type": "latent"}
+        self.name = type(pipe).__name__
+        allowed = min(settings.train.clip_range) / 10
+        self.report = Report(pipeline=self.name, replay_allowed=allowed)
+
+    def run(self) -> None:
+        if noisy := _live_dropout(self.pipe):
+            raise ValueError(
+                f"{noisy} of {self.name} is in training mode, so dropout is on; call .eval()."
             )
-    report.replay_difference = max(replay_differences(policy, rollout).values())
-    if not report.replay_difference <= report.replay_allowed:
-        raise _Refused(
-            f"{report.pipeline} replays {report.replay_difference:.1e} away from its rollout "
-            f"(allowed {report.replay_allowed:.0e}); a denoiser keeps state of its own, or an "
-            "option depends on more than its inputs."
-        )
-    report.gradient_share = _gradient_share(policy)
-    dtypes = {p.dtype for denoiser in policy.denoisers.values() for p in denoiser.parameters()}
-    if dtypes == {torch.float32} and report.gradient_share:
-        report.gradient_error = _gradient_error(policy, rollout)
-    if report.gradient_share == 0:
-        raise _Refused(
-            f"no trained tensor of {report.pipeline} got a gradient; the loop must let gradients "
-            "through from the denoiser to the scheduler."
-        )
-    torch.optim.SGD(policy.parameters.values(), lr=1e-3).step()
-    report.frozen_unchanged = _hashes(policy) == frozen
-    if not report.frozen_unchanged:
-        raise _Refused(f"an optimiser step changed frozen weights of {report.pipeline}.")
-    if policy.is_lora:
-        _check_round_trip(report, policy, row, call, seeds, stock)
+        check_call(self.pipe, "call", {k: v for k, v in self.call.items() if k != "output_type"})
+        # Torch folds some matrix products another way for weights that require gradients, which
+        # moves their last bit; so the untouched pipeline is frozen, too.
+        for module in modules_of(self.pipe).values():
+            module.requires_grad_(False)
+        self.prove_repeatable()
+        self.policy = Policy(self.pipe, self.settings.train)
+        iterations = self.prove_stock()
+        frozen = _hashes(self.policy)
+        load_weights(self.policy, _nudged(self.policy))
+        self.prove_replay(_window(self.settings, self.row, iterations))
+        self.prove_frozen(frozen)
+        if self.policy.is_lora:
+            self.prove_round_trip()
+
+    def prove_repeatable(self) -> None:
+        """The untouched pipeline gives the same twice."""
+        self.seeds = _seeds(self.pipe, self.row, self.call)
+        self.stock = self.stock_run(self.seeds)
+        if (again := _difference(self.stock_run(self.seeds), self.stock)) != 0:
+            raise ValueError(
+                f"{self.name} differs from itself by {again:.1e} when it is called twice with the "
+                "same seeds; it draws random numbers of its own or keeps state between calls."
+            )
+        if len(self.seeds) > 1:
+            alone = self.stock_run(self.seeds[:1])
+            self.report.micro_batch_difference = _difference(alone, self.stock[:1])
+
+    def prove_stock(self) -> int:
+        """Without noise the sampler is the untouched pipeline; returns the loop's iterations."""
+        silent = _rollout(self.policy, self.row, self.call, self.settings, range(0))
+        self.report.stock_difference = _difference(silent.samples, self.stock)
+        if self.report.stock_difference != 0:
+            raise ValueError(
+                f"{self.name} without noise is {self.report.stock_difference:.1e} away from the "
+                "untouched pipeline; a LoRA layer or the prompt memo changes its result."
+            )
+        return silent.tape.iterations
+
+    def prove_replay(self, window: range) -> None:
+        """Every trained step replays its log-prob, with gradients."""
+        report, policy = self.report, self.policy
+        rollout = _rollout(policy, self.row, self.call, self.settings, window)
+        report.calls_per_step = _calls_per_step(policy, rollout)
+        calls = list(report.calls_per_step.values())
+        if sum(any(counts) for counts in zip(*calls, strict=True)) < 2:
+            raise ValueError(
+                f"the denoiser of {self.name} is called in fewer than two steps of the loop, but "
+                "training needs one that is called again; use another pipeline."
+            )
+        report.replay_difference = max(replay_differences(policy, rollout).values())
+        if not report.replay_difference <= report.replay_allowed:
+            raise ValueError(
+                f"{self.name} replays {report.replay_difference:.1e} away from its rollout "
+                f"(allowed {report.replay_allowed:.0e}); a denoiser keeps state of its own, or an "
+                "option depends on more than its inputs."
+            )
+        report.gradient_share = _gradient_share(policy)
+        if report.gradient_share == 0:
+            raise ValueError(
+                f"no trained tensor of {self.name} got a gradient; the loop must let gradients "
+                "through from the denoiser to the scheduler."
+            )
+        dtypes = {p.dtype for d in policy.denoisers.values() for p in d.parameters()}
+        if dtypes == {torch.float32}:
+            report.gradient_error = _gradient_error(policy, rollout)
+
+    def prove_frozen(self, before: dict[str, str]) -> None:
+        """An optimiser step leaves what is frozen."""
+        torch.optim.SGD(self.policy.parameters.values(), lr=1e-3).step()
+        self.report.frozen_unchanged = _hashes(self.policy) == before
+        if not self.report.frozen_unchanged:
+            raise ValueError(f"an optimiser step changed frozen weights of {self.name}.")
+
+    def prove_round_trip(self) -> None:
+        """Saved, taken off, and loaded into the stock pipeline, the adapter gives the same."""
+        policy = self.policy
+        with as_used(policy), tempfile.TemporaryDirectory() as folder:
+            used = policy.generate(self.row, self.seeds, self.call)
+            policy.save(Path(folder))
+            unload_lora(self.pipe, list(policy.denoisers))
+            if (rest := _difference(self.stock_run(self.seeds), self.stock)) != 0:
+                raise ValueError(f"{self.name} without its adapter is {rest:.1e} from stock.")
+            load_lora(self.pipe, Path(folder))
+            self.report.lora_round_trip = _difference(self.stock_run(self.seeds), used)
+        if self.report.lora_round_trip != 0:
+            raise ValueError(
+                f"the saved LoRA of {self.name} gives latents {self.report.lora_round_trip:.1e} "
+                "away from the trainer's; its loader changes or drops weights."
+            )
+        if _difference(used, self.stock) == 0:
+            raise ValueError(f"the LoRA of {self.name} changes nothing; choose other targets.")
+
+    def stock_run(self, seeds: Sequence[int]) -> list[Any]:
+        with torch.no_grad():
+            return generate(self.pipe, self.row, seeds, self.call)
 
 
-def _check_round_trip(
-    report: Report,
-    policy: Policy,
-    row: Row,
-    call: dict[str, Any],
-    seeds: Sequence[int],
-    stock: Sequence[Any],
-) -> None:
-    """Saves, takes the adapter off, and loads what was saved into the stock pipeline again."""
-    pipe = policy.pipe
-    with as_used(policy):
-        used = policy.generate(row, seeds, call)
-    with tempfile.TemporaryDirectory() as folder, as_used(policy):
-        policy.save(Path(folder))
-        unload_lora(pipe, list(policy.denoisers))
-        if (rest := _difference(_stock(pipe, row, call, seeds), stock)) != 0:
-            raise _Refused(f"{report.pipeline} without its adapter is {rest:.1e} from the stock.")
-        load_lora(pipe, Path(folder))
-        report.lora_round_trip = _difference(_stock(pipe, row, call, seeds), used)
-    if report.lora_round_trip != 0:
-        raise _Refused(
-            f"the saved LoRA of {report.pipeline} gives latents {report.lora_round_trip:.1e} away "
-            "from the trainer's; its loader changes or drops weights."
-        )
-    if _difference(used, stock) == 0:
-        raise _Refused(f"the LoRA of {report.pipeline} changes nothing; choose other targets.")
+@contextmanager
+def _left_as_it_was(pipe: Any) -> Iterator[None]:
+    """After the block the pipeline has no adapter, and its modules' flags are as before."""
+    parts = modules_of(pipe).values()
+    training = {module: module.training for part in parts for module in part.modules()}
+    requires_grad = {p: p.requires_grad for part in parts for p in part.parameters()}
+    try:
+        yield
+    finally:
+        unload_lora(pipe, [n for n, m in vars(pipe).items() if getattr(m, "peft_config", None)])
+        for module, flag in training.items():
+            module.training = flag
+        for parameter, flag in requires_grad.items():
+            parameter.requires_grad_(flag)
 
 
-def _stock(pipe: Any, row: Row, call: dict[str, Any], seeds: Sequence[int]) -> list[Any]:
-    with torch.no_grad():
-        return generate(pipe, row, seeds, call)
+def _seeds(pipe: Any, row: Row, call: dict[str, Any]) -> tuple[int, ...]:
+    return SEEDS[:1] if find_style(pipe, row, call).single else SEEDS
 
 
 def _rollout(
     policy: Policy, row: Row, call: dict[str, Any], settings: GRPOConfig, window: range
 ) -> Rollout:
-    seeds = SEEDS[:1] if find_style(policy.pipe, row, call).single else SEEDS
+    seeds = _seeds(policy.pipe, row, call)
 
     def noise(step: int, stream: int, shape: torch.Size) -> Tensor:
         return torch.stack([normal(shape[1:], "check", seed, step, stream) for seed in seeds])
@@ -339,18 +300,18 @@ def _rollout(
     )
 
 
-def _window(settings: GRPOConfig, plan: Plan, iterations: int) -> range:
+def _window(settings: GRPOConfig, row: Row, iterations: int) -> range:
     """All steps that may be trained; a loop can have fewer than `num_inference_steps`."""
-    first, last = plan.window_bounds
+    first, last = Plan(config=settings, rows=[row]).window_bounds
     if settings.sampling.window.last is None:
         last = min(last, iterations - 2)
     return range(first, last + 1)
 
 
-def _with_steps(settings: GRPOConfig, call: dict[str, Any]) -> GRPOConfig:
+def _with_steps(settings: GRPOConfig, steps: int) -> GRPOConfig:
     data = settings.model_dump()
-    data["sampling"]["num_inference_steps"] = call["num_inference_steps"]
-    return GRPOConfig.model_validate(data)
+    data["sampling"]["num_inference_steps"] = steps
+    return parse_config(data)
 
 
 def _nudged(policy: Policy) -> dict[str, Tensor]:
@@ -430,11 +391,3 @@ def _difference(a: Sequence[Any], b: Sequence[Any]) -> float:
         float((x.float() - y.float()).abs().max()) if x.shape == y.shape else float("inf")
         for x, y in zip(a, b, strict=True)
     )
-
-
-def _shown(value: Any, form: str = "{:.1e}") -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "0" if value == 0 else form.format(value)

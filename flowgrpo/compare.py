@@ -12,13 +12,14 @@ from typing import Any
 
 from tqdm import tqdm
 
+from flowgrpo.calls import generate
 from flowgrpo.config import ConfigError, GRPOConfig, load_config
 from flowgrpo.evaluate import evenly_spaced, frame_rate, initial_noise_seed
 from flowgrpo.grids import animate_grid, draw_grid
 from flowgrpo.loading import load_rewards
 from flowgrpo.lora import WEIGHTS, load_lora, saved_modules, set_scale, unload_lora
 from flowgrpo.media import Sample, is_video, write_video
-from flowgrpo.pipelines import generate, open_pipeline
+from flowgrpo.pipelines import open_pipeline
 from flowgrpo.prompts import Row, load_prompts
 from flowgrpo.scoring import Reward, validate_rows
 from flowgrpo.usage import saved_denoisers

@@ -16,6 +16,7 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
+from flowgrpo.calls import find_style, generate
 from flowgrpo.config import ConfigError, LoraSettings, TrainConfig
 from flowgrpo.lora import (
     ADAPTER,
@@ -26,7 +27,7 @@ from flowgrpo.lora import (
     train_in_float32,
 )
 from flowgrpo.media import Sample, is_video
-from flowgrpo.pipelines import find_denoisers, find_models, find_style, generate, modules_of
+from flowgrpo.pipelines import find_denoisers, find_models, modules_of
 from flowgrpo.prompts import Row
 from flowgrpo.schedule import check_scheduler
 from flowgrpo.tape import NoiseFunction, StepFunction, Tape, play, record, swapped

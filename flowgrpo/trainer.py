@@ -5,6 +5,7 @@ played back instead of re-implemented (see `tape`), a log-prob is the mean over 
 gradients are exact sums over (image, step) divided by the update's count, whatever the micro-batch.
 """
 
+import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from tqdm import tqdm
 
 from flowgrpo import checkpoint, report
 from flowgrpo.advantages import advantages, weighted_sum
+from flowgrpo.calls import check_call, check_frames, surprises
 from flowgrpo.check import check_replay
 from flowgrpo.checkpoint import State
 from flowgrpo.config import GRPOConfig
@@ -26,7 +28,7 @@ from flowgrpo.evaluate import evaluate, frame_rate
 from flowgrpo.inputs import read_inputs, with_sources
 from flowgrpo.kernels import Gaussian, kl_divergence, log_prob
 from flowgrpo.objectives import clipped
-from flowgrpo.pipelines import check_call, open_pipeline
+from flowgrpo.pipelines import open_pipeline
 from flowgrpo.plan import Group
 from flowgrpo.policy import Policy, Rollout, as_used, load_weights, reference
 from flowgrpo.prompts import PromptSource
@@ -128,7 +130,11 @@ class GRPOTrainer:
         """Runs what is left of `train.epochs`; returns the summary, as in summary.json."""
         config, state = self.config, self.state
         clock = report.Clock(state.seconds)
-        check_replay(self.policy, self.inputs.rows[0], config)
+        proved = check_replay(self.policy, self.inputs.rows[0], config)
+        for sentence in surprises(
+            self.policy.pipe, config.model.path, proved.call, proved.samples[0]
+        ):
+            print(f"warning: {sentence}", file=sys.stderr)
         if not self.folder.is_evaluated(0):
             row, videos = self.inputs.rows[0], self.policy.makes_videos
             for reward in self.inputs.scored:
@@ -187,6 +193,8 @@ class GRPOTrainer:
         pipe = model if isinstance(model, DiffusionPipeline) else open_pipeline(config.model)
         check_call(pipe, "sampling.call", config.sampling.call)
         check_call(pipe, "evaluation.call", config.evaluation.call or {})
+        check_frames(pipe, "sampling.call", config.sampling.call)
+        check_frames(pipe, "evaluation.call", config.evaluation_call)
         return Policy(pipe, config.train, seed_for(config.seed, "lora"))
 
     def _sample(self, groups: Sequence[Group], clock: report.Clock | None = None) -> list[Sampled]:
