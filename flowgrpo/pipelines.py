@@ -13,9 +13,7 @@ from diffusers.models.modeling_utils import ModelMixin
 from torch import nn
 
 from flowgrpo.config import ConfigError, ModelConfig
-
-DENOISER_NAMES = ("transformer", "unet")
-"""How the parts of a diffusers pipeline that denoise are called: these, or transformer_2, say."""
+from flowgrpo.weights import DENOISER_NAMES
 
 
 def open_pipeline(config: ModelConfig) -> Any:

@@ -97,26 +97,6 @@ def test_every_lora_b_receives_a_gradient(family):
             assert parameter.grad.abs().sum() > 0, name
 
 
-def test_gradient_checkpointing_changes_neither_log_probs_nor_gradients():
-    results = []
-    for checkpointing in (False, True):
-        pipe = build("sd3")
-        if checkpointing:
-            pipe.transformer.enable_gradient_checkpointing()
-        policy = Policy(pipe, SMALL)
-        log_probs = []
-
-        def on_step(step, now, log_probs=log_probs):
-            log_probs.append(log_prob(step.next_latents, now.mean, now.std))
-            log_probs[-1].sum().backward()
-
-        policy.replay(roll(policy), on_step)
-        results.append((torch.stack(log_probs), [p.grad for p in policy.parameters.values()]))
-    (plain, gradients), (checkpointed, again) = results
-    assert torch.equal(plain, checkpointed)
-    assert all(torch.equal(a, b) for a, b in zip(gradients, again, strict=True))
-
-
 def test_replay_leaves_gradient_mode_as_it_was():
     policy = Policy(build("sd3"), SMALL)
     rollout = roll(policy)
