@@ -1,7 +1,7 @@
 """Writes the README's table of supported models: what the test of families finds, not typed.
 
-    python scripts/supported.py                    # all families; some minutes
-    python -m pytest tests/test_families.py        # the same checks; fails if the table is old
+python scripts/supported.py                    # all families; some minutes
+python -m pytest tests/test_families.py        # the same checks; fails if the table is old
 """
 
 import sys
@@ -9,12 +9,11 @@ from pathlib import Path
 
 import torch
 
+from flowgrpo import check_pipeline
+
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "tests"))
-
-from families import FAMILIES, KINDS, built
-
-from flowgrpo import check_pipeline
+from families import FAMILIES, KINDS, built  # noqa: E402
 
 BEGIN, END = "<!-- written by scripts/supported.py -->", "<!-- end of the table -->"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -14,8 +14,8 @@ from tiny_world import COLOURS, PAPER
 
 SIZE = 32  # pixels a side
 NUM_FRAMES = 9
-RADIUS = 6
-TRAVEL = (10.0, 14.0)  # pixels from the first frame to the last, least and most
+RADIUS = 7
+TRAVEL = (9.0, 13.0)  # pixels from the first frame to the last, least and most
 FINE = 4  # shapes are placed to a quarter of a pixel, so that they move evenly
 
 SHAPES = ("circle", "square", "triangle", "cross", "ring")
