@@ -18,8 +18,8 @@ COLOURS = {
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
 MIN_CONTRAST = 60
 """RGB distance to the ground at which a pixel begins to count; a blurred clip's noise is below."""
-MIN_AREA, MAX_AREA = 0.01, 0.4
-"""Share of a frame that a shape fills; less is a speck and more is no shape on a ground."""
+MIN_AREA = 0.01
+"""Share of a frame below which what is left is specks and no shape."""
 FULL_TRAVEL = 0.25
 """Share of the frame's width or height that earns the full score."""
 
@@ -87,14 +87,13 @@ def find_ground(frames):
 def foreground(contrast):
     """Weights (T, H, W) in [0, 1] of the pixels that differ from the ground.
 
-    A frame with too little or too much of them has none: it shows no shape.
+    A frame with too little of them has none: it shows no shape.
 
     Args:
         contrast: (T, H, W, 3), pixels less the ground.
     """
     weights = np.clip(np.linalg.norm(contrast, axis=-1) / MIN_CONTRAST - 1, 0, 1)
-    area = weights.mean((1, 2))
-    return weights * ((area > MIN_AREA) & (area < MAX_AREA))[:, None, None]
+    return weights * (weights.mean((1, 2), keepdims=True) > MIN_AREA)
 
 
 def colour_share(contrast, weights, colour, ground):

@@ -128,7 +128,7 @@ def _called(pipe: Any, row: Row, seeds: Sequence[int], call: dict[str, Any], sty
         ):
             arguments[name] = [value] * len(seeds)
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    with quiet(pipe), _vae_in_its_dtype(pipe), _seeded(pipe, seeds):
+    with quiet(pipe), _decoding_in_float32(pipe), _seeded(pipe, seeds):
         return pipe(generator=generators[0] if style.single else generators, **arguments)
 
 
@@ -156,21 +156,24 @@ def _is_media(value: Any) -> bool:
 
 
 @contextmanager
-def _vae_in_its_dtype(pipe: Any) -> Iterator[None]:
-    """Within the block a float32 VAE beside half-precision parts takes what they give."""
+def _decoding_in_float32(pipe: Any) -> Iterator[None]:
+    """Within the block a half-precision VAE whose configuration says `force_upcast` decodes in
+    float32; some would overflow. Encoding stays the pipeline's own."""
     vae = getattr(pipe, "vae", None)
-    if vae is None:
+    if vae is None or not vae.config.get("force_upcast") or vae.dtype == torch.float32:
         yield
         return
+    dtype, stock = vae.dtype, vae.decode
 
-    def cast(method: Any) -> Any:
-        @functools.wraps(method)
-        def casting(values: Any, *args: Any, **kwargs: Any) -> Any:
-            return method(values.to(vae.dtype), *args, **kwargs)
+    @functools.wraps(stock)
+    def decode(latents: Any, *args: Any, **kwargs: Any) -> Any:
+        vae.to(torch.float32)
+        try:
+            return stock(latents.float(), *args, **kwargs)
+        finally:
+            vae.to(dtype)
 
-        return casting
-
-    with swapped(vae, "decode", cast(vae.decode)), swapped(vae, "encode", cast(vae.encode)):
+    with swapped(vae, "decode", decode):
         yield
 
 

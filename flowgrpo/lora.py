@@ -71,14 +71,18 @@ def target_layers(module: nn.Module, targets: Sequence[str] | None) -> list[str]
         ValueError: none matches; lists candidates.
     """
     linears = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
-    chosen = _ending_in(linears, targets or ATTENTION_PROJECTIONS)
-    if not chosen and targets is None:
-        chosen = [name for name in linears if "attn" in name or "attention" in name]
-    if not chosen:
+    if targets is None:
+        chosen = _ending_in(linears, ATTENTION_PROJECTIONS)
+        chosen = chosen or [name for name in linears if "attn" in name or "attention" in name]
+        unmatched = list(ATTENTION_PROJECTIONS) if not chosen else []
+    else:
+        chosen = _ending_in(linears, targets)
+        unmatched = [target for target in targets if not _ending_in(linears, [target])]
+    if unmatched:
         endings = sorted({name.rsplit(".", 1)[-1] for name in linears if not name[-1].isdigit()})
         raise ValueError(
-            f"train.lora.targets is {list(targets or ATTENTION_PROJECTIONS)}, but no linear layer "
-            f"of {type(module).__name__} ends so; candidates: {', '.join(endings)}."
+            f"train.lora.targets has {', '.join(unmatched)}, but no linear layer of "
+            f"{type(module).__name__} ends so; candidates: {', '.join(endings)}."
         )
     return chosen
 

@@ -32,8 +32,6 @@ def open_pipeline(config: ModelConfig) -> Any:
     if config.scheduler or config.scheduler_kwargs:
         pipe.scheduler = _scheduler(pipe, config)
     vae = getattr(pipe, "vae", None)
-    if vae is not None and vae.config.get("force_upcast"):
-        vae.to(torch.float32)
     for flag, method in (
         (config.vae_slicing, "enable_slicing"),
         (config.vae_tiling, "enable_tiling"),

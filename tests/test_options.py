@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from families import built
+from families import FAMILIES, built
 from tiny_pipelines import CALL, build
 
 from flowgrpo import ConfigError, GRPOConfig, GRPOTrainer
@@ -16,6 +16,7 @@ from flowgrpo.plan import Plan
 from flowgrpo.policy import Policy, as_used, reference
 from flowgrpo.prompts import Row
 from flowgrpo.randomness import normal
+from flowgrpo.tape import swapped
 
 ROW = Row(prompt="a cat", place="test")
 SEEDS = [1, 2]
@@ -158,9 +159,9 @@ def test_one_of_two_experts_can_be_trained_each_saved_under_its_own_name(tmp_pat
 def test_the_scheduler_of_a_config_takes_the_place_of_the_pipelines(tmp_path):
     built("sd-1.5").save_pretrained(tmp_path)
     path = str(tmp_path)
-    swapped = open_pipeline(ModelConfig(path=path, scheduler="EulerDiscreteScheduler"))
-    assert type(swapped.scheduler).__name__ == "EulerDiscreteScheduler"
-    assert swapped.scheduler.config.beta_end == 0.012
+    other = open_pipeline(ModelConfig(path=path, scheduler="EulerDiscreteScheduler"))
+    assert type(other.scheduler).__name__ == "EulerDiscreteScheduler"
+    assert other.scheduler.config.beta_end == 0.012
     changed = open_pipeline(ModelConfig(path=path, scheduler_kwargs={"eta": 1, "beta_end": 0.02}))
     assert changed.scheduler.config.beta_end == 0.02
     with pytest.raises(ConfigError, match='did you mean "DDIMScheduler"'):
@@ -168,16 +169,28 @@ def test_the_scheduler_of_a_config_takes_the_place_of_the_pipelines(tmp_path):
 
 
 def test_the_vae_decodes_in_float32_where_its_config_asks_for_it(tmp_path):
-    pipe = build("sd3")
-    pipe.save_pretrained(tmp_path)
+    build("sd3").save_pretrained(tmp_path)
     half = open_pipeline(ModelConfig(path=str(tmp_path), dtype="bfloat16"))
-    assert half.transformer.dtype == torch.bfloat16
     assert half.vae.config.force_upcast
-    assert half.vae.dtype == torch.float32
-    policy = Policy(half)
-    image = policy.generate(ROW, [1], {**CALL, "num_inference_steps": 2})[0]
-    assert image.size == (16, 16)
-    assert "decode" not in vars(half.vae)
+    stock, seen = half.vae.decode, []
+
+    def watched(latents, *args, **kwargs):
+        seen.append((latents.dtype, half.vae.dtype))
+        return stock(latents, *args, **kwargs)
+
+    with swapped(half.vae, "decode", watched):
+        Policy(half).generate(ROW, [1], {**CALL, "num_inference_steps": 2})
+    assert seen == [(torch.float32, torch.float32)]
+    assert half.vae.dtype == half.transformer.dtype == torch.bfloat16
+
+
+def test_a_picture_is_encoded_in_half_precision_as_by_the_stock_pipeline():
+    family = FAMILIES["flux-kontext"]
+    call = {**family.call, "num_inference_steps": 2}
+    pipe = built("flux-kontext", torch.bfloat16)
+    assert pipe.vae.config.force_upcast
+    samples = Policy(pipe).generate(ROW, SEEDS, call)
+    assert len(samples) == 2
 
 
 def test_vae_flags_reach_the_vae(tmp_path):
