@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from flowgrpo.calls import check_call, find_style, generate
-from flowgrpo.config import GRPOConfig, parse_config
+from flowgrpo.config import GRPOConfig
+from flowgrpo.config_file import parse_config
 from flowgrpo.kernels import Gaussian, log_prob
 from flowgrpo.lora import load_lora, unload_lora
 from flowgrpo.pipelines import modules_of

@@ -19,7 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
-from flowgrpo.config import GRPOConfig, plain, refuse_changes
+from flowgrpo.config import GRPOConfig
+from flowgrpo.config_file import plain, refuse_changes
 from flowgrpo.policy import Policy, as_used, load_weights
 
 STATE, MANIFEST, RECORD = "state.safetensors", "manifest.json", "generation.json"

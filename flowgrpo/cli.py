@@ -15,7 +15,8 @@ from typing import Annotated, Any
 
 import typer
 
-from flowgrpo.config import GRPOConfig, load_config, parse_config, parse_overrides
+from flowgrpo.config import GRPOConfig
+from flowgrpo.config_file import load_config, parse_config, parse_overrides
 
 app = typer.Typer(
     help="GRPO for diffusion image and video models.",

@@ -13,7 +13,8 @@ from typing import Any
 from tqdm import tqdm
 
 from flowgrpo.calls import generate
-from flowgrpo.config import ConfigError, GRPOConfig, load_config
+from flowgrpo.config import ConfigError, GRPOConfig
+from flowgrpo.config_file import load_config
 from flowgrpo.evaluate import evenly_spaced, frame_rate, initial_noise_seed
 from flowgrpo.grids import animate_grid, draw_grid
 from flowgrpo.loading import load_rewards

@@ -12,7 +12,8 @@ import torch
 import yaml
 from torch import Tensor
 
-from flowgrpo.config import ConfigError, GRPOConfig, dump_config, plain, refuse_changes
+from flowgrpo.config import ConfigError, GRPOConfig
+from flowgrpo.config_file import dump_config, plain, refuse_changes
 from flowgrpo.drawings import draw_before_after, draw_curves, draw_rollouts
 from flowgrpo.evaluate import SCORES, load_scores, write_whole
 from flowgrpo.media import Sample

@@ -17,7 +17,7 @@ from unittest.mock import patch
 import typer
 
 import flowgrpo.cli  # noqa: F401  sets the wait policy before torch is imported
-from flowgrpo.config import load_config
+from flowgrpo.config_file import load_config
 
 
 class StopWatches:

@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 import flowgrpo.cli  # noqa: F401  sets the wait policy before torch is imported
-from flowgrpo.config import load_config
+from flowgrpo.config_file import load_config
 
 
 def main(

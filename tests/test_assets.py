@@ -1,4 +1,4 @@
-"""The embedded model, its CLIP and its prompts, as a user of the stock libraries finds them."""
+"""The embedded models, CLIP and prompts, as a user of the stock libraries finds them."""
 
 import json
 import random
@@ -9,13 +9,15 @@ import numpy as np
 import open_clip
 import pytest
 import torch
-from diffusers import StableDiffusion3Pipeline
+from diffusers import StableDiffusion3Pipeline, WanPipeline
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).parents[1]
 ASSETS = ROOT / "assets"
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "configs")]
+import tiny_video as video  # noqa: E402
 import tiny_world as world  # noqa: E402
+from motion import COLOURS, motion  # noqa: E402
 
 MEGABYTE = 10**6
 
@@ -142,3 +144,88 @@ def test_tiny_clip_ranks_the_caption_first_among_32(family):
 def test_recorded_base_score_leaves_room_to_improve():
     scores = json.loads((ASSETS / "scores.json").read_text())
     assert 0.35 <= scores["ocr, 20 steps, guidance 1"][0] <= 0.7
+
+
+@pytest.fixture(scope="module")
+def video_pipe():
+    """The embedded video pipeline, opened without a word about precision."""
+    pipe = WanPipeline.from_pretrained(ASSETS / "tiny-wan")
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def film_with(pipe, prompts, **call):
+    """One clip of nine pictures for each prompt."""
+    call = {"num_inference_steps": 8, "guidance_scale": 1.0, "max_sequence_length": 16} | call
+    generator = torch.Generator().manual_seed(0)
+    size = {"height": video.SIZE, "width": video.SIZE, "num_frames": video.NUM_FRAMES}
+    return pipe(prompts, generator=generator, output_type="pil", **size, **call).frames
+
+
+def motions(split):
+    return [tuple(line.split()[i] for i in (1, 2, 4)) for line in lines(f"motions_{split}")]
+
+
+def test_video_folder_is_within_its_size():
+    assert MEGABYTE < size(ASSETS / "tiny-wan") <= 8 * MEGABYTE
+
+
+def test_video_transformer_and_vae_are_half_precision_on_disk():
+    for part in ("transformer", "vae"):
+        path = ASSETS / "tiny-wan" / part / "diffusion_pytorch_model.safetensors"
+        assert {weight.dtype for weight in load_file(path).values()} == {torch.float16}
+
+
+def test_no_motion_of_the_test_prompts_is_in_the_train_prompts_or_in_pretraining():
+    train, test = set(motions("train")), set(motions("test"))
+    assert (len(train), len(test)) == (72, 48)
+    assert not train & test
+    assert set(video.split_scenes()[0]) == train
+    rng = random.Random(0)
+    captions = {video.misdescribe(rng, scene, 0.5, 0.5) for scene in sorted(train) for _ in "abcd"}
+    assert not captions & set(lines("motions_test"))
+
+
+def test_every_colour_and_direction_is_tested_as_often():
+    test = motions("test")
+    assert {sum(scene[0] == colour for scene in test) for colour in video.COLOURS} == {8}
+    assert {sum(scene[2] == word for scene in test) for word in video.DIRECTIONS} == {12}
+
+
+def test_video_tokenizer_keeps_the_words_of_prompts_whole(video_pipe):
+    for scene in motions("train") + motions("test"):
+        ids = video_pipe.tokenizer(video.prompt_of(scene)).input_ids
+        assert len(ids) == 6
+        assert video_pipe.tokenizer.unk_token_id not in ids
+
+
+def test_a_clip_has_nine_pictures_and_768_latent_dimensions(video_pipe):
+    call = {"height": 32, "width": 32, "num_frames": 9, "num_inference_steps": 1}
+    latents = video_pipe("a red ring moves up", **call, output_type="latent").frames
+    assert latents.shape == (1, 16, 3, 4, 4)
+    clip = film_with(video_pipe, ["a red ring moves up"], num_inference_steps=1)[0]
+    assert [frame.size for frame in clip] == [(32, 32)] * 9
+
+
+def test_with_guidance_the_video_model_films_what_is_asked(video_pipe):
+    prompts = lines("motions_test")[::2]
+    assert np.mean(motion(film_with(video_pipe, prompts, guidance_scale=4.0), prompts)) > 0.8
+
+
+def test_without_guidance_its_clips_are_as_clean_but_often_not_those_asked_for(video_pipe):
+    prompts = lines("motions_test")
+    clips = film_with(video_pipe, prompts)
+    assert 0.35 < np.mean(motion(clips, prompts)) < 0.65
+    best = np.max([motion(clips, [prompt] * len(clips)) for prompt in every_motion()], axis=0)
+    assert np.median(best) > 0.9
+
+
+def every_motion():
+    """A prompt for every colour and direction."""
+    return [f"a {colour} ring moves {word}" for colour in COLOURS for word in video.DIRECTIONS]
+
+
+def test_recorded_base_score_of_the_video_model_leaves_room_to_improve():
+    scores = json.loads((ASSETS / "scores.json").read_text())["wan"]
+    assert 0.35 <= scores["motion, 8 steps, guidance 1"] <= 0.65
+    assert scores["motion, 8 steps, guidance 4"] > 0.8

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from flowgrpo.advantages import NORMALISATIONS
-from flowgrpo.config import ConfigError, dump_config, load_config, parse_config
+from flowgrpo.config import ConfigError
+from flowgrpo.config_file import dump_config, load_config, parse_config
 from flowgrpo.kernels import KERNELS
 from flowgrpo.plan import Plan
 from flowgrpo.prompts import Row, load_prompts

@@ -16,7 +16,7 @@ from families.parts import picture
 
 from flowgrpo import GRPOTrainer, pipelines
 from flowgrpo.cli import plan
-from flowgrpo.config import load_config, parse_config
+from flowgrpo.config_file import load_config, parse_config
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted(path.stem for path in ROOT.glob("configs/*.yaml"))

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flowgrpo.config import ConfigError, parse_config
+from flowgrpo.config import ConfigError
+from flowgrpo.config_file import parse_config
 from flowgrpo.inputs import read_inputs
 from flowgrpo.media import load_sample, opened, read_video, save_sample, strip_of
 from flowgrpo.prompts import load_prompts

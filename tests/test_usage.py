@@ -2,7 +2,7 @@
 
 from diffusers import StableDiffusion3InpaintPipeline
 
-from flowgrpo.config import parse_config
+from flowgrpo.config_file import parse_config
 from flowgrpo.prompts import Row
 from flowgrpo.usage import snippet
 

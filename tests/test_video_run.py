@@ -9,7 +9,7 @@ import yaml
 from PIL import Image
 
 from flowgrpo.cli import main
-from flowgrpo.config import load_config
+from flowgrpo.config_file import load_config
 from flowgrpo.media import load_sample, read_video, strip_of
 from flowgrpo.prompts import load_prompts
 from tests.families.parts import picture
