@@ -1,4 +1,4 @@
-"""Settings as files: YAML in, overrides, faults as one sentence, and what a resumed run may change."""
+"""Settings as files: YAML, overrides, faults as one sentence, and what a resumed run may change."""
 
 import difflib
 import re
