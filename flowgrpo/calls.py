@@ -33,9 +33,23 @@ def generate(pipe: Any, row: Row, seeds: Sequence[int], call: dict[str, Any]) ->
     Columns of the row that are arguments of the pipeline's call (image, negative_prompt, ...) go
     there; pictures come as PIL, videos as lists of PIL frames.
     """
-    style, call = find_style(pipe, row, call), {"output_type": "pil", **call}
+    return list(outputs(pipe, row, seeds, {"output_type": "pil", **call})[0])
+
+
+def outputs(pipe: Any, row: Row, seeds: Sequence[int], call: dict[str, Any]) -> list[Any]:
+    """All that the pipeline returns for these samples, audio too: fields of B things each."""
+    style = find_style(pipe, row, call)
     parts = [[seed] for seed in seeds] if style.single else [seeds]
-    return [sample for part in parts for sample in _called(pipe, row, part, call, style)[0]]
+    made = [_fields(_called(pipe, row, part, call, style)) for part in parts]
+    return [
+        torch.cat(field) if isinstance(field[0], torch.Tensor) else [s for f in field for s in f]
+        for field in zip(*made, strict=True)
+        if isinstance(field[0], (torch.Tensor, list))
+    ]
+
+
+def _fields(output: Any) -> tuple[Any, ...]:
+    return output if isinstance(output, tuple) else tuple(output.values())
 
 
 def find_style(pipe: Any, row: Row, call: dict[str, Any]) -> "Style":

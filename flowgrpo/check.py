@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flowgrpo.calls import check_call, find_style, generate
+from flowgrpo.calls import check_call, find_style, outputs
 from flowgrpo.config import GRPOConfig
 from flowgrpo.config_file import parse_config
 from flowgrpo.kernels import Gaussian, log_prob
@@ -30,7 +30,7 @@ from flowgrpo.plan import Plan
 from flowgrpo.policy import Policy, Rollout, as_used, load_weights, trained_values
 from flowgrpo.prompts import Row
 from flowgrpo.randomness import normal
-from flowgrpo.tape import ReplayError, Step
+from flowgrpo.tape import ReplayError, Step, Tape, record
 from flowgrpo.verdict import Report
 
 PROMPT = "a photo of a red cube on a table"
@@ -189,18 +189,20 @@ class _Proof:
             )
         if len(self.seeds) > 1:
             alone = self.stock_run(self.seeds[:1])
-            self.report.micro_batch_difference = _difference(alone, self.stock[:1])
+            first = [field[:1] for field in self.stock]
+            self.report.micro_batch_difference = _difference(alone, first)
 
     def prove_stock(self) -> int:
         """Without noise the sampler is the untouched pipeline; returns the loop's iterations."""
-        silent = _rollout(self.policy, self.row, self.call, self.settings, range(0))
-        self.report.stock_difference = _difference(silent.samples, self.stock)
+        tape = Tape(kind=self.settings.sampling.kind, noise_level=0.0, window=range(0))
+        with record(self.pipe, self.policy.taped, tape, _no_noise), self.policy.prompts_memoised():
+            self.report.stock_difference = _difference(self.stock_run(self.seeds), self.stock)
         if self.report.stock_difference != 0:
             raise ValueError(
                 f"{self.name} without noise is {self.report.stock_difference:.1e} away from the "
                 "untouched pipeline; a LoRA layer or the prompt memo changes its result."
             )
-        return silent.tape.iterations
+        return tape.iterations
 
     def prove_replay(self, window: range) -> None:
         """Every trained step replays its log-prob, with gradients."""
@@ -241,7 +243,8 @@ class _Proof:
         """Saved, taken off, and loaded into the stock pipeline, the adapter gives the same."""
         policy = self.policy
         with as_used(policy), tempfile.TemporaryDirectory() as folder:
-            used = policy.generate(self.row, self.seeds, self.call)
+            with policy.prompts_memoised():
+                used = self.stock_run(self.seeds)
             policy.save(Path(folder))
             unload_lora(self.pipe, list(policy.denoisers))
             if (rest := _difference(self.stock_run(self.seeds), self.stock)) != 0:
@@ -256,9 +259,11 @@ class _Proof:
         if _difference(used, self.stock) == 0:
             raise ValueError(f"the LoRA of {self.name} changes nothing; choose other targets.")
 
-    def stock_run(self, seeds: Sequence[int]) -> list[Any]:
+    def stock_run(self, seeds: Sequence[int]) -> list[Tensor]:
+        """Latents, of audio too, as the pipeline gives them now."""
         with torch.no_grad():
-            return generate(self.pipe, self.row, seeds, self.call)
+            fields = outputs(self.pipe, self.row, seeds, self.call)
+        return [field for field in fields if isinstance(field, Tensor)]
 
 
 @contextmanager
@@ -386,8 +391,12 @@ def _live_dropout(pipe: Any) -> str:
     return ""
 
 
-def _difference(a: Sequence[Any], b: Sequence[Any]) -> float:
-    """Largest absolute difference of two lists of samples, whatever these are."""
+def _no_noise(step: int, stream: int, shape: torch.Size) -> Tensor:
+    raise AssertionError("a run without a window draws no noise")
+
+
+def _difference(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    """Largest absolute difference of two lists of latents."""
     return max(
         float((x.float() - y.float()).abs().max()) if x.shape == y.shape else float("inf")
         for x, y in zip(a, b, strict=True)

@@ -153,7 +153,7 @@ class Policy:
 
     def generate(self, row: Row, seeds: Sequence[int], call: dict[str, Any]) -> list[Sample]:
         """Samples of `row`, one per seed, by the stock pipeline and its own scheduler."""
-        with self._prompts_memoised():
+        with self.prompts_memoised():
             return generate(self.pipe, row, seeds, call)
 
     def rollout(
@@ -206,7 +206,7 @@ class Policy:
             module.save_pretrained(folder / name)
 
     @contextmanager
-    def _prompts_memoised(self) -> Iterator[None]:
+    def prompts_memoised(self) -> Iterator[None]:
         """`encode_prompt` runs once for each prompt and set of options."""
         encode = getattr(self.pipe, "encode_prompt", None)
         if encode is None:

@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from families.text_to_image import TEXT_TO_IMAGE
+from families.video import VIDEO
 from families.video_parts import cosmos
 from tiny_pipelines import CALL, build
 
@@ -148,6 +149,23 @@ def test_a_run_starts_with_the_replay_part(monkeypatch):
     lost_in_replay(monkeypatch)
     with pytest.raises(ReplayError, match=r"step \d replays .* away from its rollout"):
         check_replay(policy, row, settings)
+
+
+def test_audio_counts_as_well_as_video(monkeypatch):
+    """A fault in the very last step of the audio, which no video depends on, is found."""
+    family = VIDEO["ltx-2"]
+    pipe = family.build()
+    scheduler, calls = type(pipe.scheduler), []
+
+    def step(self, *args, **kwargs):
+        calls.append(self)
+        result = scheduler_step(self, *args, **kwargs)
+        return (result[0] + 1e-3 * (len(calls) == 16), *result[1:])
+
+    scheduler_step = scheduler.step
+    monkeypatch.setattr(scheduler, "step", functools.wraps(scheduler.step)(step))
+    report = check_pipeline(pipe, num_inference_steps=4, **family.call)
+    assert "differs from itself" in report.reason
 
 
 def test_dropout_that_is_on_is_named():
