@@ -17,7 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from flowgrpo.calls import check_call, find_style, outputs
@@ -25,6 +27,7 @@ from flowgrpo.config import GRPOConfig
 from flowgrpo.config_file import parse_config
 from flowgrpo.kernels import Gaussian, log_prob
 from flowgrpo.lora import load_lora, unload_lora
+from flowgrpo.media import frames_of
 from flowgrpo.pipelines import modules_of
 from flowgrpo.plan import Plan
 from flowgrpo.policy import Policy, Rollout, as_used, load_weights, trained_values
@@ -263,7 +266,7 @@ class _Proof:
         """Latents, of audio too, as the pipeline gives them now."""
         with torch.no_grad():
             fields = outputs(self.pipe, self.row, seeds, self.call)
-        return [field for field in fields if isinstance(field, Tensor)]
+        return [tensor for tensor in map(_as_tensor, fields) if tensor is not None]
 
 
 @contextmanager
@@ -393,6 +396,18 @@ def _live_dropout(pipe: Any) -> str:
 
 def _no_noise(step: int, stream: int, shape: torch.Size) -> Tensor:
     raise AssertionError("a run without a window draws no noise")
+
+
+def _as_tensor(field: Any) -> Tensor | None:
+    """Latents (B, ...); pixels, of a pipeline that gives no latents; None for anything else."""
+    if isinstance(field, Tensor):
+        return field
+    if isinstance(field[0], Tensor):
+        return torch.stack(list(field))
+    if isinstance(field[0], (Image.Image, list)):
+        pixels = [np.stack([np.asarray(frame) for frame in frames_of(s)]) for s in field]
+        return torch.from_numpy(np.stack(pixels))
+    return None
 
 
 def _difference(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
