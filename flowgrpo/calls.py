@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -55,19 +56,20 @@ def _fields(output: Any) -> tuple[Any, ...]:
 def find_style(pipe: Any, row: Row, call: dict[str, Any]) -> "Style":
     """How this pipeline takes several samples of one prompt, each with a seed of its own.
 
-    Tried once for each set of arguments, up to the first step of the scheduler: many pipelines have
-    an argument for it, but not every one of these heeds it, or repeats its pictures too.
+    Tried once for each set of names of arguments, up to the first step of the scheduler. Many
+    pipelines have an argument for it, but not every one heeds it; and where one encodes a picture
+    with the first generator only, that sample starts elsewhere than it would alone.
 
     Raises:
         Exception: no way works; whatever the pipeline raises for the first.
     """
-    key = tuple(sorted({*call, *_columns(pipe, row)}))
+    key = tuple(sorted({*call, *_columns(pipe, row)} - {"output_type"}))
     known = _styles.setdefault(pipe, {})
     if key not in known:
         errors = []
         for style in STYLES:
             try:
-                _reach_first_step(pipe, row, call, style)
+                _prove_style(pipe, row, call, style)
                 known[key] = style
                 break
             except torch.OutOfMemoryError:
@@ -103,27 +105,53 @@ STYLES = (
 _styles: WeakKeyDictionary[Any, dict[tuple[str, ...], Style]] = WeakKeyDictionary()
 
 
+def one_sample_a_call(pipe: Any, count: int) -> ConfigError:
+    """The error where a micro-batch of `count` cannot be one call."""
+    return ConfigError(
+        f"{type(pipe).__name__} makes one sample a call, but a micro-batch has {count}; set "
+        "sampling.micro_batch_size to 1."
+    )
+
+
 class _FirstStep(BaseException):
     """The loop has begun. Not an Exception: no `except Exception` of a pipeline may swallow it."""
 
 
-def _reach_first_step(pipe: Any, row: Row, call: dict[str, Any], style: Style) -> None:
-    """Raises where the pipeline cannot be called so for two samples, or for one at least."""
-    count = 1 if style.single else 2
+def _prove_style(pipe: Any, row: Row, call: dict[str, Any], style: Style) -> None:
+    """Raises where the pipeline cannot be called so, or mixes the samples of a call."""
+    if style.single:
+        _first_step(pipe, row, (0,), call, style)
+        return
+    both = _first_step(pipe, row, (0, 1), call, style)
+    alone = _first_step(pipe, row, (1,), call, style)
+    for together, single in zip(both, alone, strict=True):
+        if len(together) != 2:
+            raise ValueError(
+                f"{type(pipe).__name__} makes {len(together)} samples where 2 are asked for."
+            )
+        off = (together[1:].float() - single.float()).square().mean().sqrt()
+        allowed = 1e-2 if together.dtype == torch.float32 else 1e-1
+        if not off <= allowed * single.float().square().mean().sqrt():
+            raise ValueError(f"samples of one call of {type(pipe).__name__} are not independent.")
+
+
+def _first_step(
+    pipe: Any, row: Row, seeds: Sequence[int], call: dict[str, Any], style: Style
+) -> list[torch.Tensor]:
+    """Latents and prediction that the loop gives its scheduler first; none where it never does."""
+    reached: list[torch.Tensor] = []
 
     def step(model_output: Any, timestep: Any, sample: Any, *args: Any, **kwargs: Any) -> None:
-        if len(sample) != count or len(model_output) != count:
-            raise ValueError(
-                f"{type(pipe).__name__} makes {len(sample)} samples where {count} are asked for."
-            )
+        reached.extend([sample, model_output])
         raise _FirstStep
 
     step = functools.wraps(type(pipe.scheduler).step)(step)
     try:
         with torch.no_grad(), swapped(pipe.scheduler, "step", step):
-            _called(pipe, row, range(count), call, style)
+            _called(pipe, row, seeds, call, style)
     except _FirstStep:
         pass
+    return reached
 
 
 def _called(pipe: Any, row: Row, seeds: Sequence[int], call: dict[str, Any], style: Style) -> Any:
@@ -142,24 +170,25 @@ def _called(pipe: Any, row: Row, seeds: Sequence[int], call: dict[str, Any], sty
         ):
             arguments[name] = [value] * len(seeds)
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    with quiet(pipe), _decoding_in_float32(pipe), _seeded(pipe, seeds):
+    with quiet(pipe), _decoding_in_float32(pipe), _seeded(pipe):
         return pipe(generator=generators[0] if style.single else generators, **arguments)
 
 
 @contextmanager
-def _seeded(pipe: Any, seeds: Sequence[int]) -> Iterator[None]:
-    """Within the block what a pipeline draws without a generator follows from the seeds, too, as
-    the VAE samples that some make of a picture; the caller's random state is left alone."""
+def _seeded(pipe: Any) -> Iterator[None]:
+    """Within the block what a pipeline draws without a generator is always the same, as the sample
+    that some VAEs make of a picture; the caller's random state is left alone."""
     devices = [pipe.device] if pipe.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
-        torch.manual_seed(seed_for("pipeline", *seeds))
+        torch.manual_seed(seed_for("pipeline"))
         yield
 
 
 def _columns(pipe: Any, row: Row) -> dict[str, Any]:
     """The row's columns that are arguments of the pipeline's call."""
     known = inspect.signature(type(pipe).__call__).parameters
-    return {k: v for k, v in row.columns.items() if k in known and k not in OWN_ARGUMENTS}
+    given = {k: v for k, v in row.columns.items() if v is not None}
+    return {k: v for k, v in given.items() if k in known and k not in OWN_ARGUMENTS}
 
 
 def _is_media(value: Any) -> bool:
@@ -251,8 +280,9 @@ def _distilled(pipe: Any, path: str | None) -> str:
     if pipe.config.get("is_distilled"):
         return "is_distilled is true"
     models: dict[str, Any] = find_models(pipe)
-    names = [path or "", *(str(m.config.get("_name_or_path")) for m in models.values())]
-    marks = re.search(r"turbo|schnell|lightning|distill|lcm|hyper|dmd", " ".join(names).lower())
+    paths = [path or "", *(str(m.config.get("_name_or_path")) for m in models.values())]
+    words = " ".join(Path(path).name.lower() for path in paths)
+    marks = re.search(r"\b(turbo|lightning|distill(ed)?|lcm|hyper|dmd)\b", words)
     return f'its name says "{marks[0]}"' if marks else ""
 
 

@@ -11,7 +11,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +22,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from flowgrpo.calls import check_call, find_style, outputs
-from flowgrpo.config import GRPOConfig
+from flowgrpo.calls import check_call, find_style, one_sample_a_call, outputs
+from flowgrpo.config import GRPOConfig, refuse_own_arguments, refuse_silence
 from flowgrpo.config_file import parse_config
 from flowgrpo.kernels import Gaussian, log_prob
 from flowgrpo.lora import load_lora, unload_lora
@@ -59,15 +59,9 @@ def check_pipeline(
         call: the pipeline's own arguments, over those of `settings.sampling.call`; also `prompt`
             and `num_inference_steps`.
     """
-    settings = settings or GRPOConfig()
-    steps = call.pop("num_inference_steps", settings.sampling.num_inference_steps)
     row = row or Row(prompt=PROMPT, place="check")
-    proof = _Proof(
-        pipe=pipe,
-        settings=_with_steps(settings, steps),
-        row=replace(row, prompt=call.pop("prompt", row.prompt)),
-        call={**settings.sampling.call, **call, "num_inference_steps": steps},
-    )
+    row = replace(row, prompt=call.pop("prompt", row.prompt))
+    proof = _Proof(pipe, settings or GRPOConfig(), row, call)
     start = time.perf_counter()
     with _left_as_it_was(pipe):
         try:
@@ -90,9 +84,10 @@ def check_replay(policy: Policy, row: Row, settings: GRPOConfig) -> Rollout:
     Raises:
         ReplayError: the replay is not the rollout; training would be biased.
     """
-    sampling, plan = settings.sampling, Plan(config=settings, rows=[row])
-    call = {**sampling.call, "num_inference_steps": sampling.num_inference_steps}
-    first, last = plan.window_bounds
+    plan = Plan(config=settings, rows=[row])
+    call, (first, last) = settings.sampling_call, plan.window_bounds
+    if find_style(policy.pipe, row, call).single and plan.micro_batch_size > 1:
+        raise one_sample_a_call(policy.pipe, plan.micro_batch_size)
     passes = dict(policy.passes)
     with trained_values(policy, _nudged(policy)):
         rollout = _rollout(policy, row, call, settings, range(first, last + 1))
@@ -100,8 +95,8 @@ def check_replay(policy: Policy, row: Row, settings: GRPOConfig) -> Rollout:
     policy.passes.update(passes)
     for parameter in policy.parameters.values():
         parameter.grad = None
-    difference, worst = max((value, index) for index, value in found.items())
-    allowed = min(settings.train.clip_range) / 10
+    difference, worst = _largest(found.values()), max(found, key=lambda index: found[index])
+    allowed = settings.train.replay_tolerance
     if not difference <= allowed:
         raise ReplayError(
             f"{type(policy.pipe).__name__} step {worst} replays {difference:.1e} away from its "
@@ -154,36 +149,54 @@ def peak_memory() -> int:
 class _Proof:
     """The checks one after the other; each raises ValueError where it fails."""
 
-    def __init__(self, *, pipe: Any, settings: GRPOConfig, row: Row, call: dict[str, Any]):
+    def __init__(self, pipe: Any, settings: GRPOConfig, row: Row, call: dict[str, Any]):
         self.pipe, self.settings, self.row = pipe, settings, row
-        self.call = {**call, "output_type": "latent"}
+        self.call = {**settings.sampling_call, **call}
         self.name = type(pipe).__name__
-        allowed = min(settings.train.clip_range) / 10
-        self.report = Report(pipeline=self.name, replay_allowed=allowed)
+        self.report = Report(pipeline=self.name, replay_allowed=settings.train.replay_tolerance)
 
     def run(self) -> None:
+        refuse_silence(self.settings.sampling)
+        steps = self.call["num_inference_steps"]
+        others = {k: v for k, v in self.call.items() if k != "num_inference_steps"}
+        refuse_own_arguments("call", others)
+        self.settings = _with_steps(self.settings, steps)
         if noisy := _live_dropout(self.pipe):
             raise ValueError(
                 f"{noisy} of {self.name} is in training mode, so dropout is on; call .eval()."
             )
-        check_call(self.pipe, "call", {k: v for k, v in self.call.items() if k != "output_type"})
+        check_call(self.pipe, "call", self.call)
+        self.call["output_type"] = "latent"
         # Torch folds some matrix products another way for weights that require gradients, which
         # moves their last bit; so the untouched pipeline is frozen, too.
         for module in modules_of(self.pipe).values():
             module.requires_grad_(False)
+        self.seeds = _seeds(self.pipe, self.row, self.call)
+        self.bare = self.stock_run(self.seeds)
+        lora = self.settings.train.lora
+        start = load_lora(self.pipe, Path(lora.start)) if lora and lora.start else []
         self.prove_repeatable()
+        unload_lora(self.pipe, start)
         self.policy = Policy(self.pipe, self.settings.train)
-        iterations = self.prove_stock()
+        before = {name: p.detach().clone() for name, p in self.policy.parameters.items()}
+        try:
+            self.prove_policy()
+        finally:
+            if lora is None:
+                load_weights(self.policy, before)
+
+    def prove_policy(self) -> None:
+        """What a run does: stock without noise, replays with gradients, leaves the rest alone."""
+        self.prove_stock()
         frozen = _hashes(self.policy)
         load_weights(self.policy, _nudged(self.policy))
-        self.prove_replay(_window(self.settings, self.row, iterations))
+        self.prove_replay()
         self.prove_frozen(frozen)
         if self.policy.is_lora:
             self.prove_round_trip()
 
     def prove_repeatable(self) -> None:
         """The untouched pipeline gives the same twice."""
-        self.seeds = _seeds(self.pipe, self.row, self.call)
         self.stock = self.stock_run(self.seeds)
         if (again := _difference(self.stock_run(self.seeds), self.stock)) != 0:
             raise ValueError(
@@ -191,25 +204,30 @@ class _Proof:
                 "same seeds; it draws random numbers of its own or keeps state between calls."
             )
         if len(self.seeds) > 1:
-            alone = self.stock_run(self.seeds[:1])
-            first = [field[:1] for field in self.stock]
-            self.report.micro_batch_difference = _difference(alone, first)
+            alone = zip(*(self.stock_run([seed]) for seed in self.seeds), strict=True)
+            together = [torch.cat(field) for field in alone]
+            self.report.micro_batch_difference = _difference(together, self.stock)
 
-    def prove_stock(self) -> int:
-        """Without noise the sampler is the untouched pipeline; returns the loop's iterations."""
+    def prove_stock(self) -> None:
+        """Without noise the sampler is the untouched pipeline."""
         tape = Tape(kind=self.settings.sampling.kind, noise_level=0.0, window=range(0))
-        with record(self.pipe, self.policy.taped, tape, _no_noise), self.policy.prompts_memoised():
+        with (
+            as_used(self.policy),
+            record(self.pipe, self.policy.taped, tape, _no_noise),
+            self.policy.prompts_memoised(),
+        ):
             self.report.stock_difference = _difference(self.stock_run(self.seeds), self.stock)
         if self.report.stock_difference != 0:
             raise ValueError(
                 f"{self.name} without noise is {self.report.stock_difference:.1e} away from the "
                 "untouched pipeline; a LoRA layer or the prompt memo changes its result."
             )
-        return tape.iterations
 
-    def prove_replay(self, window: range) -> None:
+    def prove_replay(self) -> None:
         """Every trained step replays its log-prob, with gradients."""
         report, policy = self.report, self.policy
+        first, last = Plan(config=self.settings, rows=[self.row]).window_bounds
+        window = range(first, last + 1)
         rollout = _rollout(policy, self.row, self.call, self.settings, window)
         report.calls_per_step = _calls_per_step(policy, rollout)
         calls = list(report.calls_per_step.values())
@@ -218,7 +236,7 @@ class _Proof:
                 f"the denoiser of {self.name} is called in fewer than two steps of the loop, but "
                 "training needs one that is called again; use another pipeline."
             )
-        report.replay_difference = max(replay_differences(policy, rollout).values())
+        report.replay_difference = _largest(replay_differences(policy, rollout).values())
         if not report.replay_difference <= report.replay_allowed:
             raise ValueError(
                 f"{self.name} replays {report.replay_difference:.1e} away from its rollout "
@@ -250,7 +268,7 @@ class _Proof:
                 used = self.stock_run(self.seeds)
             policy.save(Path(folder))
             unload_lora(self.pipe, list(policy.denoisers))
-            if (rest := _difference(self.stock_run(self.seeds), self.stock)) != 0:
+            if (rest := _difference(self.stock_run(self.seeds), self.bare)) != 0:
                 raise ValueError(f"{self.name} without its adapter is {rest:.1e} from stock.")
             load_lora(self.pipe, Path(folder))
             self.report.lora_round_trip = _difference(self.stock_run(self.seeds), used)
@@ -272,17 +290,21 @@ class _Proof:
 @contextmanager
 def _left_as_it_was(pipe: Any) -> Iterator[None]:
     """After the block the pipeline has no adapter, and its modules' flags are as before."""
-    parts = modules_of(pipe).values()
-    training = {module: module.training for part in parts for module in part.modules()}
-    requires_grad = {p: p.requires_grad for part in parts for p in part.parameters()}
+    parts = modules_of(pipe)
+    own = {name for name, part in parts.items() if getattr(part, "peft_config", None)}
+    inner = [module for part in parts.values() for module in part.modules()]
+    flags = ("training", "gradient_checkpointing")
+    kept = [(m, f, getattr(m, f)) for m in inner for f in flags if hasattr(m, f)]
+    requires_grad = {p: p.requires_grad for part in parts.values() for p in part.parameters()}
     try:
         yield
     finally:
-        unload_lora(pipe, [n for n, m in vars(pipe).items() if getattr(m, "peft_config", None)])
-        for module, flag in training.items():
-            module.training = flag
-        for parameter, flag in requires_grad.items():
-            parameter.requires_grad_(flag)
+        added = [n for n, part in parts.items() if getattr(part, "peft_config", None)]
+        unload_lora(pipe, [name for name in added if name not in own])
+        for module, flag, value in kept:
+            setattr(module, flag, value)
+        for parameter, trained in requires_grad.items():
+            parameter.requires_grad_(trained)
 
 
 def _seeds(pipe: Any, row: Row, call: dict[str, Any]) -> tuple[int, ...]:
@@ -307,14 +329,6 @@ def _rollout(
         window=window,
         noise=noise,
     )
-
-
-def _window(settings: GRPOConfig, row: Row, iterations: int) -> range:
-    """All steps that may be trained; a loop can have fewer than `num_inference_steps`."""
-    first, last = Plan(config=settings, rows=[row]).window_bounds
-    if settings.sampling.window.last is None:
-        last = min(last, iterations - 2)
-    return range(first, last + 1)
 
 
 def _with_steps(settings: GRPOConfig, steps: int) -> GRPOConfig:
@@ -392,6 +406,11 @@ def _live_dropout(pipe: Any) -> str:
             if isinstance(inner, nn.modules.dropout._DropoutNd) and inner.training and inner.p > 0:
                 return name
     return ""
+
+
+def _largest(values: Iterable[float]) -> float:
+    """The maximum, NaN if one of them is: `max` would hide it."""
+    return float(torch.tensor(list(values), dtype=torch.float64).max())
 
 
 def _no_noise(step: int, stream: int, shape: torch.Size) -> Tensor:

@@ -36,7 +36,7 @@ class State:
     seconds: float = 0.0
     """Wall time of training and evaluation, over all starts."""
     average: dict[str, Tensor] | None = None
-    """The exponential moving average of the adapter."""
+    """The exponential moving average of the trained weights."""
 
 
 def save(
@@ -96,15 +96,15 @@ def load_newest(
 
 
 def save_result(folder: Path, policy: Policy, config: GRPOConfig) -> None:
-    """The LoRA in the pipeline's own format, and a record of the settings it was trained with."""
+    """What was trained, as plain diffusers loads it, and a record of its settings."""
     folder.mkdir(parents=True, exist_ok=True)
     policy.save(folder)
-    sampling, scheduler = config.sampling, policy.pipe.scheduler
+    scheduler = policy.pipe.scheduler
     record = {
         "pipeline": type(policy.pipe).__name__,
         "model": config.model.path,
         "scheduler": {"class": type(scheduler).__name__, **scheduler.config},
-        "training": {**sampling.call, "num_inference_steps": sampling.num_inference_steps},
+        "training": config.sampling_call,
         "evaluation": config.evaluation_call,
         "versions": versions(),
     }

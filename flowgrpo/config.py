@@ -111,7 +111,7 @@ class SamplingConfig(Section):
                 f"{stop}, but there are {max(0, stop - window.first + 1)}; "
                 "use a smaller window or more steps."
             )
-        _refuse_own_arguments("sampling.call", self.call)
+        refuse_own_arguments("sampling.call", self.call)
         return self
 
 
@@ -150,6 +150,11 @@ class TrainConfig(Section):
     weight_decay: float = Field(default=0.0, ge=0)
     betas: tuple[Beta, Beta] = (0.9, 0.999)
 
+    @property
+    def replay_tolerance(self) -> float:
+        """How far a replayed log-prob may be from its rollout's: a tenth of the clip range."""
+        return min(self.clip_range) / 10
+
     @field_validator("clip_range", mode="before")
     @classmethod
     def _both_sides(cls, value: Any) -> Any:
@@ -186,7 +191,7 @@ class EvaluationConfig(Section):
 
     @model_validator(mode="after")
     def _own_arguments(self) -> "EvaluationConfig":
-        _refuse_own_arguments("evaluation.call", self.call or {})
+        refuse_own_arguments("evaluation.call", self.call or {})
         return self
 
 
@@ -195,6 +200,7 @@ OWN_ARGUMENTS = {
     "sigmas",
     "timesteps",
     "num_images_per_prompt",
+    "num_videos_per_prompt",
     "generator",
     "latents",
     "prompt",
@@ -204,7 +210,16 @@ OWN_ARGUMENTS = {
 """Arguments of a pipeline's call that sampling sets, or that would change what it returns."""
 
 
-def _refuse_own_arguments(section: str, call: dict[str, Any]) -> None:
+def refuse_silence(sampling: SamplingConfig) -> None:
+    """Raises ConfigError where no step would be random."""
+    if sampling.kind == "ode" or sampling.noise_level == 0:
+        raise ConfigError(
+            f"sampling.kind is {sampling.kind} with noise_level {sampling.noise_level}, but "
+            "training needs random steps; use flow_sde with 0.7, say."
+        )
+
+
+def refuse_own_arguments(section: str, call: dict[str, Any]) -> None:
     for name in sorted(call.keys() & OWN_ARGUMENTS):
         raise ConfigError(f"{section}.{name} is set, but is the sampler's own; remove it.")
 
@@ -227,6 +242,11 @@ class GRPOConfig(Section):
     sampling: SamplingConfig = SamplingConfig()
     train: TrainConfig = TrainConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+
+    @property
+    def sampling_call(self) -> dict[str, Any]:
+        """The pipeline's arguments when sampling."""
+        return {**self.sampling.call, "num_inference_steps": self.sampling.num_inference_steps}
 
     @property
     def evaluation_call(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image
 
-from flowgrpo.config import ConfigError, GRPOConfig
+from flowgrpo.config import ConfigError, GRPOConfig, refuse_silence
 from flowgrpo.loading import as_rewards, load_rewards, unique, weighted
 from flowgrpo.media import digest, is_media
 from flowgrpo.plan import Plan
@@ -76,12 +76,7 @@ def read_inputs(
     if not rewards:
         raise ConfigError("rewards is empty, but training needs one; add `reward: ocr`, say.")
     unique([*held_out, *rewards])
-    sampling = config.sampling
-    if sampling.kind == "ode" or sampling.noise_level == 0:
-        raise ConfigError(
-            f"sampling.kind is {sampling.kind} with noise_level {sampling.noise_level}, but "
-            "training needs random steps; use flow_sde with 0.7, say."
-        )
+    refuse_silence(config.sampling)
     train = config.prompts.train if train_dataset is None else train_dataset
     test = config.prompts.test if eval_dataset is None else eval_dataset
     if train is None:

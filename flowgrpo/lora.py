@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from diffusers.loaders import PeftAdapterMixin
 from diffusers.loaders.lora_base import LoraBaseMixin
+from diffusers.models.modeling_utils import ModelMixin
 from peft import LoraConfig, PeftModel, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from peft.utils import get_peft_model_state_dict
@@ -140,8 +141,8 @@ def load_lora(pipe: Any, folder: Path, adapter_name: str = ADAPTER) -> list[str]
                 f"LoRA is {folder}, for a module {name}, but {type(pipe).__name__} has none; use "
                 "the pipeline that it was trained on."
             )
-        if name in by_pipeline:
-            continue
+        if name in by_pipeline or (by_pipeline and not isinstance(module, ModelMixin)):
+            continue  # a text encoder's part is the pipeline's own affair
         if (folder / name / PEFT_WEIGHTS).is_file():
             model = PeftModel.from_pretrained(
                 module, folder / name, adapter_name, autocast_adapter_dtype=False
@@ -194,6 +195,7 @@ def unload_lora(pipe: Any, names: Sequence[str]) -> None:
                 module.set_submodule(place, layer.get_base_layer())
         if hasattr(module, "peft_config"):
             del module.peft_config
+        module._hf_peft_config_loaded = False
 
 
 def saved_modules(folder: Path) -> list[str]:

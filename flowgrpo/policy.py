@@ -6,7 +6,7 @@ The reference policy is the same pipeline as it was before training.
 
 import functools
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from flowgrpo.calls import find_style, generate
+from flowgrpo.calls import find_style, generate, one_sample_a_call
 from flowgrpo.config import ConfigError, LoraSettings, TrainConfig
 from flowgrpo.lora import (
     ADAPTER,
@@ -32,7 +33,8 @@ from flowgrpo.prompts import Row
 from flowgrpo.schedule import check_scheduler
 from flowgrpo.tape import NoiseFunction, StepFunction, Tape, play, record, swapped
 
-PROMPT_MEMO_SIZE = 512
+PROMPT_MEMO_BYTES = 2**30
+"""Of remembered prompt embeddings, on the pipeline's device."""
 
 
 @dataclass(kw_only=True)
@@ -95,9 +97,10 @@ class Policy:
 
     def _make_trainable(self, train: TrainConfig, seed: int) -> None:
         if train.lora is None:
-            if self.dtype != torch.float32:
+            weights = (p for d in self.denoisers.values() for p in d.parameters())
+            if odd := {p.dtype for p in weights} - {torch.float32}:
                 raise ConfigError(
-                    f"train.lora is null with weights in {self.dtype}, but all weights are trained "
+                    f"train.lora is null with weights in {odd.pop()}, but all weights are trained "
                     "in float32; set model.dtype to float32, or train a LoRA."
                 )
             for module in self.denoisers.values():
@@ -117,6 +120,13 @@ class Policy:
 
     def _start_from(self, folder: Path, lora: LoraSettings) -> None:
         loaded = load_lora(self.pipe, folder)
+        for module in find_denoisers(self.pipe).values():
+            module.requires_grad_(False)
+        if others := set(loaded) - {*self.denoisers}:
+            raise ConfigError(
+                f"train.lora.start is {folder}, with weights for {', '.join(sorted(others))}, but "
+                f"only {', '.join(self.denoisers)} is trained; take them out of the file."
+            )
         for name, module in self.denoisers.items():
             config = getattr(module, "peft_config", {}).get(ADAPTER)
             if config is None:
@@ -134,12 +144,6 @@ class Policy:
     @property
     def device(self) -> torch.device:
         return next(iter(self.parameters.values())).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the denoisers' weights, the adapter apart."""
-        weights = (p for d in self.denoisers.values() for p in d.parameters())
-        return next((p for p in weights if not p.requires_grad), torch.empty(0)).dtype
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -172,10 +176,7 @@ class Policy:
             kind=kind, noise_level=noise_level, window=window if noise_level > 0 else range(0)
         )
         if find_style(self.pipe, row, call).single and len(seeds) > 1:
-            raise ConfigError(
-                f"{type(self.pipe).__name__} makes one sample a call, but {len(seeds)} are asked "
-                "for; set sampling.micro_batch_size to 1."
-            )
+            raise one_sample_a_call(self.pipe, len(seeds))
         with torch.no_grad(), record(self.pipe, self.taped, tape, noise):
             samples = self.generate(row, seeds, call)
         for step in tape.window_steps[-1:]:
@@ -222,9 +223,10 @@ class Policy:
                 with torch.no_grad():
                     self.prompt_memo[key] = encode(*args, **kwargs)
             self.prompt_memo.move_to_end(key)
-            while len(self.prompt_memo) > PROMPT_MEMO_SIZE:
+            value = self.prompt_memo[key]
+            while sum(map(_bytes_of, self.prompt_memo.values())) > PROMPT_MEMO_BYTES:
                 self.prompt_memo.popitem(last=False)
-            return self.prompt_memo[key]
+            return value
 
         with swapped(self.pipe, "encode_prompt", memoised):
             yield
@@ -283,15 +285,13 @@ def trained_values(policy: Policy, values: dict[str, Tensor]) -> Iterator[None]:
 
 
 def load_weights(policy: Policy, values: dict[str, Tensor]) -> None:
-    """Copies `values` into the adapter, every tensor by its name."""
+    """Copies `values` into the trained weights, every tensor by its name."""
     parameters = policy.parameters
     shapes = {name: value.shape for name, value in values.items()}
     expected = {name: parameter.shape for name, parameter in parameters.items()}
     if shapes != expected:
         odd = min(name for name, _ in shapes.items() ^ expected.items())
-        raise ValueError(
-            f"adapter weights differ in {odd}; use the LoRA settings they were made with."
-        )
+        raise ValueError(f"trained weights differ in {odd}; use the settings they were made with.")
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(values[name])
@@ -304,8 +304,10 @@ def _let_gradients_through(module: nn.Module) -> None:
     and gradients that are silently wrong. That the values stay the same is what a check proves.
     """
     for part in module.modules():
-        methods = vars(type(part)).items()
-        if any(_is_without_gradients(m) for name, m in methods if name != "forward"):
+        forward = getattr(type(part).forward, "__code__", None)
+        branches = forward is not None and "training" in forward.co_names
+        methods = [m for cls in type(part).__mro__ for n, m in vars(cls).items() if n != "forward"]
+        if branches and any(map(_is_without_gradients, methods)):
             part.training = True
 
 
@@ -325,10 +327,16 @@ def _checkpoint_gradients(denoisers: dict[str, Any]) -> None:
         denoiser.enable_gradient_checkpointing()
 
 
+def _bytes_of(value: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in tree_leaves(value) if isinstance(t, Tensor))
+
+
 def _memo_key(value: Any) -> Any:
     """`value` as a hashable key; None where it holds tensors or pictures."""
     if isinstance(value, (str, int, float, bool, torch.device, torch.dtype, type(None))):
         return (type(value), value)
+    if isinstance(value, Mapping):
+        value = sorted(value.items())
     if isinstance(value, (list, tuple)):
         parts = tuple(_memo_key(v) for v in value)
         return None if None in parts else parts

@@ -185,7 +185,8 @@ def _rms(values: Tensor) -> float:
 
 def _has_table(scheduler: Any) -> bool:
     """Whether it looks sigmas up by a step counter, rather than alphas_cumprod by timestep."""
-    return hasattr(scheduler, "sigmas") and hasattr(type(scheduler), "step_index")
+    sigmas = getattr(scheduler, "sigmas", None)
+    return sigmas is not None and len(sigmas) > 1 and hasattr(type(scheduler), "step_index")
 
 
 def _is_known(scheduler: Any) -> bool:
@@ -196,7 +197,7 @@ def _is_known(scheduler: Any) -> bool:
 
 def _prediction_type(scheduler: Any) -> str:
     kind = scheduler.config.get("prediction_type", "flow_prediction")
-    if kind == "flow_prediction" and float(scheduler.sigmas[0]) > 1.001:
+    if kind == "flow_prediction" and _has_table(scheduler) and scheduler.sigmas[0] > 1.001:
         return "epsilon"  # Euler steps dx/dsigma of exploding variance, where sigma has no bound.
     return kind
 

@@ -65,7 +65,7 @@ class Tally:
 
 
 class GRPOTrainer:
-    """Trains a LoRA on a pipeline's denoiser with GRPO.
+    """Trains a pipeline's denoiser, or a LoRA on it, with GRPO.
 
     Args:
         model: a pipeline object, a folder, or a hub name; default: `args.model.path`.
@@ -234,7 +234,7 @@ class GRPOTrainer:
         return self.policy.rollout(
             group.row,
             [group.seeds[sample] for sample in samples],
-            {**sampling.call, "num_inference_steps": sampling.num_inference_steps},
+            self.config.sampling_call,
             kind=sampling.kind,
             noise_level=sampling.noise_level,
             window=group.window,
@@ -291,7 +291,7 @@ class GRPOTrainer:
 
     def _check_ratio(self, step: Step, deviation: float) -> None:
         """Until this process updates them, the weights are those that sampled: every ratio is 1."""
-        allowed = min(self.config.train.clip_range) / 10
+        allowed = self.config.train.replay_tolerance
         if not deviation <= allowed:
             raise ReplayError(
                 f"{type(self.policy.pipe).__name__} step {step.index} replays {deviation:.1e} away "
@@ -319,7 +319,9 @@ class GRPOTrainer:
     def _evaluate(self, epoch: int) -> None:
         """Scores train and test prompts with the stock sampler; epoch 0 is the base model."""
         rows = {"train_prompts": self.inputs.rows, "test_prompts": self.inputs.test_rows}
-        with reference(self.policy) if epoch == 0 else as_used(self.policy, self.state.average):
+        before = as_used(self.policy, self.policy.start) if self.policy.start else None
+        now = as_used(self.policy, self.state.average)
+        with (before or reference(self.policy)) if epoch == 0 else now:
             evaluate(
                 self.policy, self.inputs.scored, rows, self.config, self.folder.evaluation(epoch)
             )

@@ -68,11 +68,12 @@ def _arguments(config: GRPOConfig, pipeline: Any, row: Row | str) -> str:
     """The arguments of the pipeline's call: the row's, and those of the evaluation."""
     row = Row(prompt=row, place="") if isinstance(row, str) else row
     parameters = [*inspect.signature(pipeline.__call__).parameters][1:]
-    prompt = repr(row.prompt) if parameters[0] == "prompt" else f"prompt={row.prompt!r}"
+    prompt = [repr(row.prompt) if parameters[0] == "prompt" else f"prompt={row.prompt!r}"]
     given = {
         name: code_that_opens(name, value) if is_media(name) else repr(value)
         for name, value in row.columns.items()
         if name in parameters and name not in OWN_ARGUMENTS and value is not None
     }
     of_call = {name: repr(value) for name, value in config.evaluation_call.items()}
-    return ", ".join([prompt, *(f"{name}={code}" for name, code in {**of_call, **given}.items())])
+    prompt = prompt if "prompt" in parameters else []
+    return ", ".join([*prompt, *(f"{name}={code}" for name, code in {**of_call, **given}.items())])

@@ -38,6 +38,39 @@ def test_each_sample_of_a_call_has_the_noise_of_its_own_seed(name, counted, medi
     assert not torch.allclose(there[0], there[1], atol=1e-2)
 
 
+@pytest.mark.parametrize("name", ["flux-img2img", "sd3-inpaint", "svd", "sd3-controlnet"])
+def test_a_sample_in_a_batch_is_the_sample_alone(name):
+    """Also where the pipeline encodes its picture with the first sample's generator only."""
+    pipe = built(name)
+    together, alone = latents(name, (1, 2), pipe), latents(name, (2,), pipe)
+    assert torch.allclose(together[1:], alone, atol=1e-3)
+    same = latents(name, (1, 1), pipe)
+    assert torch.allclose(same[0], same[1], atol=1e-3)
+
+
+def test_finding_the_way_to_call_leaves_no_trace_on_the_tape():
+    policy = Policy(built("sd3"))
+
+    def noise(step, stream, shape):
+        return torch.zeros(shape)
+
+    arguments = {"kind": "cps", "noise_level": 0.5, "window": range(1, 3), "noise": noise}
+    call = {**FAMILIES["sd3"].call, "num_inference_steps": 4}
+    taken = policy.rollout(ROW, [1, 2, 3], call, **arguments)
+    assert [len(outputs) for outputs in taken.tape.outputs.values()] == [1, 1, 1, 1]
+    policy.replay(taken, lambda step, now: None)
+
+
+def test_prompts_are_encoded_once_also_with_mappings_among_the_options():
+    policy = Policy(built("hunyuan"))
+    call = {**FAMILIES["hunyuan"].call, "num_inference_steps": 2, "output_type": "latent"}
+    policy.generate(ROW, (1, 2), call)
+    assert policy.prompt_memo
+    kept = len(policy.prompt_memo)
+    policy.generate(ROW, (3, 4), call)
+    assert len(policy.prompt_memo) == kept
+
+
 def test_a_pipeline_of_one_sample_a_call_wants_micro_batches_of_one():
     policy = Policy(built("wan-vace"))
     call = {**FAMILIES["wan-vace"].call, "num_inference_steps": 3}

@@ -8,12 +8,14 @@ import torch
 from families.text_to_image import TEXT_TO_IMAGE
 from families.video import VIDEO
 from families.video_parts import cosmos
+from peft import LoraConfig
 from tiny_pipelines import CALL, build
 
-from flowgrpo import GRPOConfig, check_pipeline, kernels, lora, tape
+from flowgrpo import ConfigError, GRPOConfig, check_pipeline, kernels, lora, tape
 from flowgrpo.check import check_replay
+from flowgrpo.config import TrainConfig
 from flowgrpo.pipelines import modules_of
-from flowgrpo.policy import Policy, reference
+from flowgrpo.policy import Policy, load_weights, reference
 from flowgrpo.prompts import Row
 from flowgrpo.tape import ReplayError, swapped
 
@@ -166,6 +168,80 @@ def test_audio_counts_as_well_as_video(monkeypatch):
     monkeypatch.setattr(scheduler, "step", functools.wraps(scheduler.step)(step))
     report = check_pipeline(pipe, num_inference_steps=4, **family.call)
     assert "differs from itself" in report.reason
+
+
+def test_whole_denoisers_are_put_back(monkeypatch):
+    pipe = build("sd3")
+    before = {name: p.clone() for name, p in pipe.transformer.named_parameters()}
+    report = check(pipe, settings=GRPOConfig(train={"lora": None}))
+    assert report.ok, report.reason
+    assert all(torch.equal(before[n], p) for n, p in pipe.transformer.named_parameters())
+
+
+def test_an_adapter_of_the_pipelines_own_is_refused_and_kept():
+    pipe = build("sd3")
+    pipe.transformer.add_adapter(LoraConfig(r=2, target_modules=["to_q"]), "mine")
+    settings = GRPOConfig(train={"gradient_checkpointing": True})
+    assert "already has the adapters" in check(pipe, settings=settings).reason
+    assert list(pipe.transformer.peft_config) == ["mine"]
+
+
+def test_gradient_checkpointing_is_switched_off_again():
+    pipe = build("sd3")
+    assert check(pipe, settings=GRPOConfig(train={"gradient_checkpointing": True})).ok
+    assert not pipe.transformer.gradient_checkpointing
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_a_lora_to_go_on_from_is_part_of_the_stock_pipeline(tmp_path, dtype):
+    small = {"rank": 4, "alpha": 8}
+    first = Policy(build("sd3"), TrainConfig(lora=small))
+    load_weights(first, {name: p + 0.05 for name, p in first.parameters.items()})
+    first.save(tmp_path)
+    settings = GRPOConfig(train={"lora": {**small, "start": str(tmp_path)}})
+    report = check(build("sd3", dtype), settings=settings)
+    assert report.ok, report.reason
+    assert report.lora_round_trip == 0
+
+
+def test_a_replay_that_is_not_a_number_is_refused(monkeypatch):
+    stock = kernels.flow_sde
+    calls = []
+
+    def broken(*args):
+        calls.append(1)
+        mean, std = stock(*args)
+        return kernels.Gaussian(mean * float("nan") if len(calls) == 8 else mean, std)
+
+    monkeypatch.setitem(kernels.KERNELS, "flow_sde", broken)
+    policy = Policy(build("sd3"))
+    settings = GRPOConfig(sampling={"call": CALL, "num_inference_steps": 4})
+    # 3 steps of the rollout, 4 proofs of the scheduler, then the first replayed step.
+    with pytest.raises(ReplayError, match="replays nan away"):
+        check_replay(policy, Row(prompt="a cat", place="test"), settings)
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        ({"settings": GRPOConfig(sampling={"noise_level": 0})}, "training needs random steps"),
+        ({"settings": GRPOConfig(sampling={"kind": "ode"})}, "training needs random steps"),
+        ({"generator": None}, "call.generator is set, but is the sampler's own"),
+        ({"num_inference_steps": 1}, "num_inference_steps"),
+    ],
+    ids=["no noise", "ode", "own argument", "one step"],
+)
+def test_settings_that_cannot_be_trained_are_one_sentence(call, reason):
+    assert reason in check(**call).reason
+
+
+def test_one_sample_a_call_is_refused_before_anything_is_evaluated():
+    settings = GRPOConfig(
+        sampling={"call": VIDEO["wan-vace"].call, "num_inference_steps": 4, "group_size": 2}
+    )
+    policy = Policy(VIDEO["wan-vace"].build())
+    with pytest.raises(ConfigError, match=r"set sampling\.micro_batch_size to 1"):
+        check_replay(policy, Row(prompt="a cat", place="test"), settings)
 
 
 def test_dropout_that_is_on_is_named():

@@ -18,7 +18,9 @@ from diffusers import (
     FlowMatchHeunDiscreteScheduler,
     HeunDiscreteScheduler,
     LCMScheduler,
+    LMSDiscreteScheduler,
     PNDMScheduler,
+    SASolverScheduler,
     UniPCMultistepScheduler,
 )
 
@@ -80,6 +82,8 @@ REFUSED = {
     "flow-stochastic": FlowMatchEulerDiscreteScheduler(stochastic_sampling=True),
     "sde-dpm": DPMSolverMultistepScheduler(**STABLE, algorithm_type="sde-dpmsolver++"),
     "pndm": PNDMScheduler(**STABLE, skip_prk_steps=True),
+    "lms": LMSDiscreteScheduler(**STABLE),
+    "sa": SASolverScheduler(**STABLE),
     "heun": HeunDiscreteScheduler(**STABLE),
     "flow-heun": FlowMatchHeunDiscreteScheduler(),
     "cogvideo-dpm": CogVideoXDPMScheduler(),
@@ -168,7 +172,7 @@ def test_ddim_has_its_own_std_and_mean():
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_scheduler_that_is_not_understood_is_refused(name):
     with pytest.raises(ValueError, match=r"model\.scheduler|scheduler is .*, but"):
-        roll(Loop(REFUSED[name]), "cps", range(1))
+        roll(Loop(REFUSED[name]), "cps", range(2, 4))
 
 
 def test_inverted_sigmas_give_the_same_sampler():

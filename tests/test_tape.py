@@ -195,14 +195,3 @@ def test_the_pipeline_is_restored_when_its_call_fails():
     assert "step" not in vars(policy.pipe.scheduler)
     assert "forward" not in vars(policy.pipe.transformer)
     assert vars(policy.pipe.scheduler).keys() == before.keys()
-
-
-def test_a_guidance_that_depends_on_the_step_count_replays_exactly():
-    policy = Policy(build("sd3"), SMALL)
-    call = {"guidance_scale": 4.5, "skip_guidance_layers": [1], "skip_layer_guidance_stop": 0.5}
-    rollout = roll(policy, **call)
-
-    def compare(step, gaussian):
-        assert torch.equal(gaussian.mean, step.mean)
-
-    policy.replay(rollout, compare)

@@ -19,3 +19,5 @@ class Family:
     """The smallest call, guidance off, without prompt, steps, seeds and output type."""
     guided: dict[str, Any] | None = None
     """What is added to `call` to switch guidance on; None where the pipeline has none."""
+    last_step: int | None = None
+    """Last step that can be trained of four, where the loop is shorter, as with a `strength`."""
