@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import yaml
+from families import FAMILIES, built
 from PIL import Image, ImageChops
 from tiny_pipelines import CALL, build
 
@@ -203,3 +204,27 @@ def test_a_missing_config_and_a_missing_run_are_sentences(monkeypatch, capsys):
 def test_every_command_has_help(command, monkeypatch, capsys):
     assert run(monkeypatch, command, "--help") == 0
     assert len(capsys.readouterr().out.splitlines()) > 8
+
+
+def test_check_takes_a_config_or_a_folder_and_fails_with_a_reason(world, monkeypatch, capsys):
+    assert run(monkeypatch, "check", world / "config.yaml", "guidance_scale=4.5") == 0
+    said = capsys.readouterr().out
+    assert "StableDiffusion3Pipeline" in said
+    assert "can be trained" in said
+    arguments = [f"{key}={value}" for key, value in CALL.items()]
+    settings = ["train.lora.targets=[to_z]", "num_inference_steps=3"]
+    assert run(monkeypatch, "check", world / "model", *arguments, *settings) == 1
+    assert "train.lora.targets has to_z" in capsys.readouterr().out
+    assert run(monkeypatch, "check", world / "model", "hight=16") == 1
+    assert 'did you mean "height"' in capsys.readouterr().out
+
+
+def test_check_opens_the_pictures_it_is_given(monkeypatch, capsys, tmp_path):
+    built("sd3-img2img").save_pretrained(tmp_path / "model")
+    Image.new("RGB", (16, 16), "red").save(tmp_path / "red.png")
+    call = [f"{k}={v}" for k, v in FAMILIES["sd3-img2img"].call.items() if k != "image"]
+    common = ["check", tmp_path / "model", *call, "num_inference_steps=4", "sampling.window.last=1"]
+    assert run(monkeypatch, *common, f"image={tmp_path / 'red.png'}") == 0
+    assert "can be trained" in capsys.readouterr().out
+    assert run(monkeypatch, *common, f"image={tmp_path / 'blue.png'}") == 1
+    assert "there is no such file" in capsys.readouterr().err
