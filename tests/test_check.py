@@ -5,11 +5,10 @@ import re
 
 import pytest
 import torch
-from families.text_to_image import TEXT_TO_IMAGE
-from families.video import VIDEO
-from families.video_parts import cosmos
+from families import FAMILIES, built
+from families.family import SHORT
+from families.video_t5 import cosmos
 from peft import LoraConfig
-from tiny_pipelines import CALL, build
 
 from flowgrpo import ConfigError, GRPOConfig, check_pipeline, kernels, lora, tape
 from flowgrpo.check import check_replay
@@ -19,12 +18,12 @@ from flowgrpo.policy import Policy, load_weights, reference
 from flowgrpo.prompts import Row
 from flowgrpo.tape import ReplayError, swapped
 
-STEPS = {**CALL, "num_inference_steps": 4}
-SD3 = type(build("sd3"))
+STEPS = {**SHORT, "num_inference_steps": 4}
+SD3 = type(built("sd3"))
 
 
 def check(pipe=None, **call):
-    return check_pipeline(pipe or build("sd3"), **{**STEPS, **call})
+    return check_pipeline(pipe or built("sd3"), **{**STEPS, **call})
 
 
 def test_a_sound_pipeline_passes_with_zeros():
@@ -41,7 +40,7 @@ def test_a_sound_pipeline_passes_with_zeros():
 
 
 def test_the_pipeline_is_left_as_it_was():
-    pipe = build("sd3")
+    pipe = built("sd3")
     pipe.transformer.pos_embed.requires_grad_(False)
     pipe.vae.train()
     flags = [p.requires_grad for m in modules_of(pipe).values() for p in m.parameters()]
@@ -140,8 +139,8 @@ def test_a_seeded_fault_is_found(fault, reason, monkeypatch):
 
 
 def test_a_run_starts_with_the_replay_part(monkeypatch):
-    policy = Policy(build("sd3"))
-    settings = GRPOConfig(sampling={"call": CALL, "num_inference_steps": 4})
+    policy = Policy(built("sd3"))
+    settings = GRPOConfig(sampling={"call": SHORT, "num_inference_steps": 4})
     row = Row(prompt="a cat", place="test")
     before = {name: p.clone() for name, p in policy.parameters.items()}
     passes = dict(policy.passes)
@@ -155,8 +154,8 @@ def test_a_run_starts_with_the_replay_part(monkeypatch):
 
 def test_audio_counts_as_well_as_video(monkeypatch):
     """A fault in the very last step of the audio, which no video depends on, is found."""
-    family = VIDEO["ltx-2"]
-    pipe = family.build()
+    family = FAMILIES["ltx-2"]
+    pipe = built("ltx-2")
     scheduler, calls = type(pipe.scheduler), []
 
     def step(self, *args, **kwargs):
@@ -171,7 +170,7 @@ def test_audio_counts_as_well_as_video(monkeypatch):
 
 
 def test_whole_denoisers_are_put_back(monkeypatch):
-    pipe = build("sd3")
+    pipe = built("sd3")
     before = {name: p.clone() for name, p in pipe.transformer.named_parameters()}
     report = check(pipe, settings=GRPOConfig(train={"lora": None}))
     assert report.ok, report.reason
@@ -179,7 +178,7 @@ def test_whole_denoisers_are_put_back(monkeypatch):
 
 
 def test_an_adapter_of_the_pipelines_own_is_refused_and_kept():
-    pipe = build("sd3")
+    pipe = built("sd3")
     pipe.transformer.add_adapter(LoraConfig(r=2, target_modules=["to_q"]), "mine")
     settings = GRPOConfig(train={"gradient_checkpointing": True})
     assert "already has the adapters" in check(pipe, settings=settings).reason
@@ -187,7 +186,7 @@ def test_an_adapter_of_the_pipelines_own_is_refused_and_kept():
 
 
 def test_gradient_checkpointing_is_switched_off_again():
-    pipe = build("sd3")
+    pipe = built("sd3")
     assert check(pipe, settings=GRPOConfig(train={"gradient_checkpointing": True})).ok
     assert not pipe.transformer.gradient_checkpointing
 
@@ -195,11 +194,11 @@ def test_gradient_checkpointing_is_switched_off_again():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_a_lora_to_go_on_from_is_part_of_the_stock_pipeline(tmp_path, dtype):
     small = {"rank": 4, "alpha": 8}
-    first = Policy(build("sd3"), TrainConfig(lora=small))
+    first = Policy(built("sd3"), TrainConfig(lora=small))
     load_weights(first, {name: p + 0.05 for name, p in first.parameters.items()})
     first.save(tmp_path)
     settings = GRPOConfig(train={"lora": {**small, "start": str(tmp_path)}})
-    report = check(build("sd3", dtype), settings=settings)
+    report = check(built("sd3", dtype), settings=settings)
     assert report.ok, report.reason
     assert report.lora_round_trip == 0
 
@@ -214,8 +213,8 @@ def test_a_replay_that_is_not_a_number_is_refused(monkeypatch):
         return kernels.Gaussian(mean * float("nan") if len(calls) == 8 else mean, std)
 
     monkeypatch.setitem(kernels.KERNELS, "flow_sde", broken)
-    policy = Policy(build("sd3"))
-    settings = GRPOConfig(sampling={"call": CALL, "num_inference_steps": 4})
+    policy = Policy(built("sd3"))
+    settings = GRPOConfig(sampling={"call": SHORT, "num_inference_steps": 4})
     # 3 steps of the rollout, 4 proofs of the scheduler, then the first replayed step.
     with pytest.raises(ReplayError, match="replays nan away"):
         check_replay(policy, Row(prompt="a cat", place="test"), settings)
@@ -237,22 +236,22 @@ def test_settings_that_cannot_be_trained_are_one_sentence(call, reason):
 
 def test_one_sample_a_call_is_refused_before_anything_is_evaluated():
     settings = GRPOConfig(
-        sampling={"call": VIDEO["wan-vace"].call, "num_inference_steps": 4, "group_size": 2}
+        sampling={"call": FAMILIES["wan-vace"].call, "num_inference_steps": 4, "group_size": 2}
     )
-    policy = Policy(VIDEO["wan-vace"].build())
+    policy = Policy(built("wan-vace"))
     with pytest.raises(ConfigError, match=r"set sampling\.micro_batch_size to 1"):
         check_replay(policy, Row(prompt="a cat", place="test"), settings)
 
 
 def test_dropout_that_is_on_is_named():
-    pipe = build("sd3")
+    pipe = built("sd3")
     pipe.transformer.transformer_blocks[0].attn.to_out[1] = torch.nn.Dropout(0.1)
     pipe.transformer.train()
     assert "transformer of StableDiffusion3Pipeline is in training mode" in check(pipe).reason
 
 
 def test_a_denoiser_with_a_state_of_its_own_is_refused():
-    pipe = build("sd3")
+    pipe = built("sd3")
     stock, calls = pipe.transformer.forward, []
 
     def forward(*args, **kwargs):
@@ -294,7 +293,7 @@ class OneCall(SD3):
     ids=["no standard loop", "one call"],
 )
 def test_a_pipeline_without_the_needed_loop_is_refused(cls, reason):
-    pipe = build("sd3")
+    pipe = built("sd3")
     pipe.__class__ = cls
     assert reason in check(pipe).reason
 
@@ -304,9 +303,9 @@ def test_arguments_that_the_pipeline_does_not_take_are_named():
 
 
 def test_a_key_value_cache_between_steps_is_named():
-    family = TEXT_TO_IMAGE["qwen-image-2.1"]
+    family = FAMILIES["qwen-image-2.1"]
     call = {**family.call, "use_kv_cache": True, "num_inference_steps": 4}
-    reason = check_pipeline(family.build(), **call).reason
+    reason = check_pipeline(built("qwen-image-2.1"), **call).reason
     assert "keeps state between steps; set use_kv_cache to false" in reason
 
 
@@ -327,7 +326,7 @@ class Experts(torch.nn.Linear):
 
 
 def test_gradients_pass_what_has_none_in_evaluation_mode():
-    pipe = build("sd3")
+    pipe = built("sd3")
     out = pipe.transformer.transformer_blocks[1].attn.to_out
     stock = out[0]
     experts = Experts(stock.in_features, stock.out_features)

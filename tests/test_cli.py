@@ -6,8 +6,8 @@ import sys
 import pytest
 import yaml
 from families import FAMILIES, built
+from families.family import SHORT
 from PIL import Image, ImageChops
-from tiny_pipelines import CALL, build
 
 from flowgrpo.cli import main
 
@@ -21,7 +21,7 @@ def redness(images, prompts, **columns):
 def world(tmp_path_factory):
     """A folder with a model, a reward, prompts and a config that trains for one epoch."""
     folder = tmp_path_factory.mktemp("world")
-    build("sd3").save_pretrained(folder / "model")
+    built("sd3").save_pretrained(folder / "model")
     (folder / "my_reward.py").write_text(REWARD)
     (folder / "train.txt").write_text("a cat\na dog\n")
     (folder / "test.txt").write_text("a fox\n")
@@ -34,7 +34,7 @@ def world(tmp_path_factory):
             "num_inference_steps": 3,
             "group_size": 4,
             "groups_per_epoch": 2,
-            "call": {**CALL, "guidance_scale": 1.0},
+            "call": {**SHORT, "guidance_scale": 1.0},
         },
         "train": {"epochs": 1, "lora": {"rank": 4, "alpha": 8}},
     }
@@ -113,7 +113,7 @@ def test_the_lora_carries_a_record_of_how_it_is_used(finished):
     assert record["pipeline"] == "StableDiffusion3Pipeline"
     assert record["scheduler"]["class"] == "FlowMatchEulerDiscreteScheduler"
     assert record["scheduler"]["shift"] == 3.0
-    assert record["evaluation"] == {**CALL, "guidance_scale": 1.0, "num_inference_steps": 3}
+    assert record["evaluation"] == {**SHORT, "guidance_scale": 1.0, "num_inference_steps": 3}
     assert {"torch", "diffusers", "peft", "python"} <= record["versions"].keys()
 
 
@@ -211,7 +211,7 @@ def test_check_takes_a_config_or_a_folder_and_fails_with_a_reason(world, monkeyp
     said = capsys.readouterr().out
     assert "StableDiffusion3Pipeline" in said
     assert "can be trained" in said
-    arguments = [f"{key}={value}" for key, value in CALL.items()]
+    arguments = [f"{key}={value}" for key, value in SHORT.items()]
     settings = ["train.lora.targets=[to_z]", "num_inference_steps=3"]
     assert run(monkeypatch, "check", world / "model", *arguments, *settings) == 1
     assert "train.lora.targets has to_z" in capsys.readouterr().out

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from families import FAMILIES, built
-from tiny_pipelines import CALL, build
+from families.family import SHORT
 
 from flowgrpo import ConfigError, GRPOConfig, GRPOTrainer
 from flowgrpo.config import ModelConfig, TrainConfig
@@ -20,7 +20,7 @@ from flowgrpo.tape import swapped
 
 ROW = Row(prompt="a cat", place="test")
 SEEDS = [1, 2]
-LATENTS = {**CALL, "num_inference_steps": 3, "output_type": "latent"}
+LATENTS = {**SHORT, "num_inference_steps": 3, "output_type": "latent"}
 
 
 def redness(images, prompts, **columns):
@@ -35,12 +35,12 @@ def run(folder, pipe=None, resume=False, **train):
             "num_inference_steps": 4,
             "group_size": 4,
             "groups_per_epoch": 2,
-            "call": {**CALL, "guidance_scale": 1.0},
+            "call": {**SHORT, "guidance_scale": 1.0},
         },
         train={"epochs": 2, "lr": 1e-3, **train},
     )
     trainer = GRPOTrainer(
-        pipe or build("sd3"), redness, ["a cat", "a dog"], args=settings, resume=resume
+        pipe or built("sd3"), redness, ["a cat", "a dog"], args=settings, resume=resume
     )
     trainer.train()
     return trainer
@@ -68,7 +68,7 @@ def gradients(policy, taken):
 
 def test_all_weights_can_be_trained_and_load_in_plain_diffusers(tmp_path):
     trainer = run(tmp_path / "run", lora=None, kl_weight=0.1)
-    pipe = build("sd3")
+    pipe = built("sd3")
     base = latents(pipe)
     cls = type(pipe.transformer)
     pipe.transformer = cls.from_pretrained(tmp_path / "run" / "lora" / "transformer")
@@ -93,7 +93,7 @@ def test_all_weights_want_float32():
     with pytest.raises(ConfigError, match="all weights are trained in float32"):
         Policy(mixed, TrainConfig(lora=None))
     with pytest.raises(ConfigError, match="all weights are trained in float32"):
-        Policy(build("sd3", torch.bfloat16), TrainConfig(lora=None))
+        Policy(built("sd3", torch.bfloat16), TrainConfig(lora=None))
 
 
 def test_a_run_can_go_on_from_a_lora_which_is_then_the_reference(tmp_path):
@@ -104,7 +104,7 @@ def test_a_run_can_go_on_from_a_lora_which_is_then_the_reference(tmp_path):
     second = run(tmp_path / "second", lora={**small, "start": lora}, kl_weight=0.1)
     moved = second.policy.parameters
     assert any(not torch.equal(start[name], moved[name]) for name in start)
-    pipe = build("sd3")
+    pipe = built("sd3")
     pipe.load_lora_weights(lora)
     with reference(second.policy):
         now = torch.stack(second.policy.generate(ROW, SEEDS, LATENTS))
@@ -112,11 +112,11 @@ def test_a_run_can_go_on_from_a_lora_which_is_then_the_reference(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "second" / "metrics.jsonl").open()]
     assert 0 <= lines[0]["kl"] < lines[1]["kl"]
     with pytest.raises(ConfigError, match="has rank 4 and alpha 8; set these"):
-        Policy(build("sd3"), TrainConfig(lora={"rank": 8, "alpha": 8, "start": lora}))
+        Policy(built("sd3"), TrainConfig(lora={"rank": 8, "alpha": 8, "start": lora}))
 
 
 def test_the_plan_says_what_all_weights_cost_before_they_are_loaded(tmp_path):
-    pipe = build("sd3")
+    pipe = built("sd3")
     pipe.save_pretrained(tmp_path)
     count = sum(p.numel() for p in pipe.transformer.parameters())
     for ema, copies in ((None, 5), (0.9, 6)):
@@ -131,7 +131,7 @@ def test_gradient_checkpointing_changes_neither_log_prob_nor_gradients(full):
     found = []
     for flag in (False, True):
         lora = None if full else {"rank": 4, "alpha": 8}
-        policy = Policy(build("sd3"), TrainConfig(lora=lora, gradient_checkpointing=flag))
+        policy = Policy(built("sd3"), TrainConfig(lora=lora, gradient_checkpointing=flag))
         taken = rollout(policy)
         found.append((taken.tape.window_steps[0].mean, gradients(policy, taken)))
         recomputes = policy.pipe.transformer.gradient_checkpointing
@@ -172,7 +172,7 @@ def test_the_scheduler_of_a_config_takes_the_place_of_the_pipelines(tmp_path):
 
 
 def test_the_vae_decodes_in_float32_where_its_config_asks_for_it(tmp_path):
-    build("sd3").save_pretrained(tmp_path)
+    built("sd3").save_pretrained(tmp_path)
     half = open_pipeline(ModelConfig(path=str(tmp_path), dtype="bfloat16"))
     assert half.vae.config.force_upcast
     stock, seen = half.vae.decode, []
@@ -182,7 +182,7 @@ def test_the_vae_decodes_in_float32_where_its_config_asks_for_it(tmp_path):
         return stock(latents, *args, **kwargs)
 
     with swapped(half.vae, "decode", watched):
-        Policy(half).generate(ROW, [1], {**CALL, "num_inference_steps": 2})
+        Policy(half).generate(ROW, [1], {**SHORT, "num_inference_steps": 2})
     assert seen == [(torch.float32, torch.float32)]
     assert half.vae.dtype == half.transformer.dtype == torch.bfloat16
 

@@ -6,7 +6,8 @@ import time
 
 import pytest
 import torch
-from tiny_pipelines import CALL, build
+from families import built
+from families.family import SHORT
 
 from flowgrpo import ConfigError, GRPOConfig, GRPOTrainer
 from flowgrpo.evaluate import evenly_spaced
@@ -30,7 +31,7 @@ def settings(folder, **changes):
         "group_size": 4,
         "groups_per_epoch": 4,
         "window": 2,
-        "call": {**CALL, "guidance_scale": 1.5},
+        "call": {**SHORT, "guidance_scale": 1.5},
         **changes.pop("sampling", {}),
     }
     train = {"epochs": 2, "lr": 1e-2, "lora": {"rank": 4, "alpha": 8}, **changes.pop("train", {})}
@@ -41,7 +42,7 @@ def settings(folder, **changes):
 
 def trainer(folder, *, pipe=None, reward=redness, resume=False, test=("a fox",), **changes):
     args = settings(folder, **changes)
-    return GRPOTrainer(pipe or build("sd3"), reward, PROMPTS, list(test), args=args, resume=resume)
+    return GRPOTrainer(pipe or built("sd3"), reward, PROMPTS, list(test), args=args, resume=resume)
 
 
 def metrics(folder, without=("seconds",)):
@@ -112,7 +113,7 @@ def test_a_step_at_a_small_rate_changes_every_lora_b(tmp_path):
 
 
 def test_the_base_model_is_untouched_after_three_epochs_with_kl(tmp_path):
-    pipe = build("sd3")
+    pipe = built("sd3")
     run = trainer(tmp_path / "run", pipe=pipe, train={"epochs": 3, "kl_weight": 0.1})
     frozen = hashes(pipe)
     flags = {k: p.requires_grad for k, p in pipe.transformer.named_parameters()}
@@ -125,11 +126,11 @@ def test_the_reference_is_the_base_model_and_kl_starts_at_zero(tmp_path):
     run = trainer(tmp_path / "run", train={"epochs": 1, "updates_per_epoch": 1, "kl_weight": 0.1})
     run.train()
     assert metrics(tmp_path / "run")[0]["kl"] == 0
-    call = {**CALL, "num_inference_steps": 3, "output_type": "latent"}
+    call = {**SHORT, "num_inference_steps": 3, "output_type": "latent"}
     row = Row(prompt="a cat", place="test")
     with reference(run.policy):
         latents = torch.stack(run.policy.generate(row, [1, 2], call))
-    base = torch.stack(Policy(build("sd3")).generate(row, [1, 2], call))
+    base = torch.stack(Policy(built("sd3")).generate(row, [1, 2], call))
     assert torch.equal(latents, base)
     assert not torch.equal(latents, torch.stack(run.policy.generate(row, [1, 2], call)))
 
@@ -395,7 +396,7 @@ def test_a_reward_that_draws_on_its_images_spoils_nothing(tmp_path):
         return scores
 
     args = settings(tmp_path / "run", train={"epochs": 0})
-    run = GRPOTrainer(build("sd3"), [painting, redness], PROMPTS, args=args)
+    run = GRPOTrainer(built("sd3"), [painting, redness], PROMPTS, args=args)
     scores = run.train()["scores"]["train_prompts"]
     assert scores["painting"]["base"] == scores["redness"]["base"] > 0
 
@@ -431,7 +432,7 @@ def test_rewards_with_weights_are_logged_apart_and_trained_together(tmp_path):
 
     args = settings(tmp_path / "run", train={"epochs": 1})
     GRPOTrainer(
-        build("sd3"), [redness, darkness], PROMPTS, reward_weights=[2.0, 1.0], args=args
+        built("sd3"), [redness, darkness], PROMPTS, reward_weights=[2.0, 1.0], args=args
     ).train()
     (line,) = metrics(tmp_path / "run")
     red, dark = (line["rewards"][name]["mean"] for name in ("redness", "darkness"))
@@ -442,12 +443,12 @@ def test_rewards_with_weights_are_logged_apart_and_trained_together(tmp_path):
 def test_two_rewards_of_one_name_are_refused_also_across_the_lists(tmp_path):
     with pytest.raises(ConfigError, match='two rewards are called "redness"'):
         GRPOTrainer(
-            build("sd3"), redness, PROMPTS, held_out_funcs=redness, args=settings(tmp_path / "run")
+            built("sd3"), redness, PROMPTS, held_out_funcs=redness, args=settings(tmp_path / "run")
         )
 
 
 def test_a_pipeline_that_has_an_adapter_is_refused(tmp_path):
-    pipe = build("sd3")
+    pipe = built("sd3")
     trainer(tmp_path / "a", pipe=pipe)
     with pytest.raises(ValueError, match="already has the adapters"):
         trainer(tmp_path / "b", pipe=pipe)
@@ -461,7 +462,7 @@ def test_the_number_of_optimiser_steps_is_the_plans(tmp_path):
 
 
 def test_paths_given_as_arguments_are_in_the_run_folders_config(tmp_path):
-    build("sd3").save_pretrained(tmp_path / "model")
+    built("sd3").save_pretrained(tmp_path / "model")
     args = settings(tmp_path / "run", train={"epochs": 0})
     run = GRPOTrainer(str(tmp_path / "model"), redness, PROMPTS, args=args)
     run.train()
@@ -491,7 +492,7 @@ def test_columns_reach_the_reward_as_lists(tmp_path):
 
     data = [{"prompt": "a cat", "target": "CAT", "level": 3}]
     GRPOTrainer(
-        build("sd3"), watching, data, args=settings(tmp_path / "run", train={"epochs": 0})
+        built("sd3"), watching, data, args=settings(tmp_path / "run", train={"epochs": 0})
     ).train()
     assert seen[-1] == (["a cat"], ["CAT"], ["level"])
 

@@ -6,14 +6,14 @@ import sys
 import numpy as np
 import pytest
 import yaml
+from families import built
+from families.parts import picture
 from PIL import Image
 
 from flowgrpo.cli import main
 from flowgrpo.config_file import load_config
 from flowgrpo.media import load_sample, read_video, strip_of
 from flowgrpo.prompts import load_prompts
-from tests.families.parts import picture
-from tests.families.video_parts import wan_22_5b_image
 
 CALL = {"height": 16, "width": 16, "num_frames": 5, "max_sequence_length": 8}
 
@@ -46,7 +46,7 @@ def run(*arguments):
 def world(tmp_path_factory):
     """A run of one epoch on two pictures, whose rewards take videos, and images."""
     folder = tmp_path_factory.mktemp("world")
-    wan_22_5b_image().save_pretrained(folder / "model")
+    built("wan-2.2-5b-i2v").save_pretrained(folder / "model")
     (folder / "rewards.py").write_text(REWARDS)
     lines = []
     for seed in range(2):

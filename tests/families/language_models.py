@@ -10,6 +10,7 @@ from transformers import (
     BertConfig,
     BertModel,
     BertTokenizer,
+    CLIPVisionConfig,
     Gemma2Config,
     Gemma2Model,
     Gemma3Config,
@@ -22,6 +23,8 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     LlamaTokenizer,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     PixtralImageProcessor,
@@ -32,6 +35,8 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2_5_VLTextConfig,
     Qwen2Tokenizer,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
     Qwen2VLImageProcessor,
     Qwen2VLProcessor,
     Qwen2VLVideoProcessor,
@@ -43,6 +48,8 @@ from transformers import (
     Qwen3VLVideoProcessor,
     SmolLM3Config,
     SmolLM3ForCausalLM,
+    T5Gemma2Encoder,
+    T5Gemma2EncoderConfig,
     T5GemmaConfig,
     T5GemmaEncoderModel,
 )
@@ -53,7 +60,7 @@ VOCAB_SIZE = 1024
 PATCH_SIZE = 4
 """Of the vision towers, in pixels; two by two patches make one token."""
 
-QWEN_VISION_SIZE: dict[str, Any] = {
+QWEN_VISION: dict[str, Any] = {
     "depth": 1,
     "hidden_size": 16,
     "intermediate_size": 32,
@@ -63,7 +70,9 @@ QWEN_VISION_SIZE: dict[str, Any] = {
     "initializer_range": 0.25,
 }
 
-VISION_SIZE: dict[str, Any] = {
+QWEN2_ROPE = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e6}
+
+VISION: dict[str, Any] = {
     "hidden_size": 16,
     "intermediate_size": 32,
     "num_hidden_layers": 1,
@@ -71,6 +80,9 @@ VISION_SIZE: dict[str, Any] = {
     "image_size": 16,
     "patch_size": PATCH_SIZE,
 }
+
+EYES: dict[str, Any] = {**VISION, "num_hidden_layers": 2, "patch_size": 8}
+"""Of image encoders without a language model: four tokens a picture of 16 x 16 pixels."""
 
 PIXELS: dict[str, Any] = {
     "patch_size": PATCH_SIZE,
@@ -91,14 +103,14 @@ QWEN_SPECIAL = [
 ]
 
 
-def size(tokenizer: PreTrainedTokenizerBase, layers: int, width: int = 16) -> dict[str, Any]:
+def size(tokenizer: PreTrainedTokenizerBase, layers: int) -> dict[str, Any]:
     """A decoder's dimensions, under the names that all configurations share."""
     return {
         "vocab_size": VOCAB_SIZE,
-        "hidden_size": width,
-        "intermediate_size": 2 * width,
+        "hidden_size": 16,
+        "intermediate_size": 32,
         "num_hidden_layers": layers,
-        "num_attention_heads": width // 8,
+        "num_attention_heads": 2,
         "num_key_value_heads": 1,
         "head_dim": 8,
         "initializer_range": 0.25,
@@ -156,28 +168,31 @@ def vision_ids(tokenizer: Qwen2Tokenizer) -> dict[str, int]:
 
 
 def qwen2_5_vl(
-    tokenizer: Qwen2Tokenizer,
-    cls: type = Qwen2_5_VLForConditionalGeneration,
-    layers: int = 2,
-    width: int = 16,
+    tokenizer: Qwen2Tokenizer, cls: type = Qwen2_5_VLForConditionalGeneration, layers: int = 2
 ) -> Any:
     """`cls` may be Qwen2_5_VLTextModel, which has no eyes."""
-    rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e6}
-    text_config = Qwen2_5_VLTextConfig(**size(tokenizer, layers, width), rope_parameters=rope)
+    text_config = Qwen2_5_VLTextConfig(**size(tokenizer, layers), rope_parameters=QWEN2_ROPE)
     if cls.config_class is Qwen2_5_VLTextConfig:
-        return cls(text_config).eval()
-    vision = {**QWEN_VISION_SIZE, "out_hidden_size": width, "window_size": 4 * PATCH_SIZE}
+        return cls(text_config)
+    vision = {**QWEN_VISION, "window_size": 4 * PATCH_SIZE, "fullatt_block_indexes": [0]}
     config = Qwen2_5_VLConfig(
-        text_config=text_config,
-        vision_config={**vision, "fullatt_block_indexes": [0]},
-        **vision_ids(tokenizer),
+        text_config=text_config, vision_config=vision, **vision_ids(tokenizer)
     )
-    return cls(config).eval()
+    return cls(config)
+
+
+def qwen2_vl(tokenizer: Qwen2Tokenizer, layers: int = 2) -> Qwen2VLForConditionalGeneration:
+    vision = {"depth": 1, "embed_dim": 16, "hidden_size": 16, "num_heads": 2}
+    config = Qwen2VLConfig(
+        text_config={**size(tokenizer, layers), "rope_parameters": QWEN2_ROPE},
+        vision_config={**vision, "patch_size": PATCH_SIZE},
+    )
+    return Qwen2VLForConditionalGeneration(config)
 
 
 def qwen3(tokenizer: Qwen2Tokenizer, cls: type = Qwen3ForCausalLM, layers: int = 2) -> Any:
     """`cls` may be Qwen3Model."""
-    return cls(Qwen3Config(**size(tokenizer, layers))).eval()
+    return cls(Qwen3Config(**size(tokenizer, layers)))
 
 
 def qwen3_vl(
@@ -185,13 +200,13 @@ def qwen3_vl(
 ) -> Any:
     """`cls` may be Qwen3VLModel."""
     rope = {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 5e6}
-    vision = {**QWEN_VISION_SIZE, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+    vision = {**QWEN_VISION, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
     config = Qwen3VLConfig(
         text_config={**size(tokenizer, layers), "rope_parameters": rope},
         vision_config=vision,
         **vision_ids(tokenizer),
     )
-    return cls(config).eval()
+    return cls(config)
 
 
 def qwen2_vl_processor(tokenizer: Qwen2Tokenizer, cls: type = Qwen2VLProcessor) -> Qwen2VLProcessor:
@@ -241,12 +256,12 @@ def gemma_tokenizer(padding_side: str = "right") -> GemmaTokenizer:
 
 
 def gemma(tokenizer: GemmaTokenizer, cls: type = GemmaModel, layers: int = 2) -> Any:
-    return cls(GemmaConfig(**size(tokenizer, layers))).eval()
+    return cls(GemmaConfig(**size(tokenizer, layers)))
 
 
 def gemma2(tokenizer: GemmaTokenizer, cls: type = Gemma2Model, layers: int = 2) -> Any:
     """`cls` may be Gemma2ForCausalLM."""
-    return cls(Gemma2Config(**size(tokenizer, layers), query_pre_attn_scalar=8)).eval()
+    return cls(Gemma2Config(**size(tokenizer, layers), query_pre_attn_scalar=8))
 
 
 def gemma3(
@@ -255,21 +270,30 @@ def gemma3(
     """One picture is 16 x 16 pixels and four tokens."""
     config = Gemma3Config(
         text_config={**size(tokenizer, layers), "query_pre_attn_scalar": 8},
-        vision_config=VISION_SIZE,
+        vision_config=VISION,
         mm_tokens_per_image=4,
         boi_token_index=tokenizer.boi_token_id,
         eoi_token_index=tokenizer.eoi_token_id,
         image_token_index=tokenizer.image_token_id,
     )
-    return cls(config).eval()
+    return cls(config)
 
 
-def t5gemma(tokenizer: GemmaTokenizer, layers: int = 2) -> T5GemmaEncoderModel:
+def t5gemma_encoder(tokenizer: GemmaTokenizer, layers: int = 2) -> Any:
     part = {**size(tokenizer, layers), "query_pre_attn_scalar": 8}
     config = T5GemmaConfig(
         encoder=part, decoder=part, vocab_size=VOCAB_SIZE, is_encoder_decoder=False
     )
-    return T5GemmaEncoderModel(config).eval()
+    return T5GemmaEncoderModel(config).encoder
+
+
+def t5gemma2_encoder(tokenizer: GemmaTokenizer, layers: int = 2) -> T5Gemma2Encoder:
+    config = T5Gemma2EncoderConfig(
+        text_config={**size(tokenizer, layers), "dropout_rate": 0.0},
+        vision_config=EYES,
+        mm_tokens_per_image=4,
+    )
+    return T5Gemma2Encoder(config)
 
 
 def llama_tokenizer() -> LlamaTokenizer:
@@ -293,7 +317,17 @@ def llama_tokenizer() -> LlamaTokenizer:
 
 def llama(tokenizer: LlamaTokenizer, cls: type = LlamaForCausalLM, layers: int = 2) -> Any:
     """`cls` may be LlamaModel."""
-    return cls(LlamaConfig(**size(tokenizer, layers))).eval()
+    return cls(LlamaConfig(**size(tokenizer, layers)))
+
+
+def llava(tokenizer: LlamaTokenizer, layers: int = 2) -> LlavaForConditionalGeneration:
+    config = LlavaConfig(
+        text_config=LlamaConfig(**size(tokenizer, layers)),
+        vision_config=CLIPVisionConfig(**EYES),
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return LlavaForConditionalGeneration(config)
 
 
 def plain_tokenizer(padding_side: str = "left") -> PreTrainedTokenizerFast:
@@ -320,11 +354,11 @@ def plain_tokenizer(padding_side: str = "left") -> PreTrainedTokenizerFast:
 
 
 def glm(tokenizer: PreTrainedTokenizerFast, layers: int = 2) -> GlmModel:
-    return GlmModel(GlmConfig(**size(tokenizer, layers))).eval()
+    return GlmModel(GlmConfig(**size(tokenizer, layers)))
 
 
 def smollm3(tokenizer: PreTrainedTokenizerFast, layers: int = 2) -> SmolLM3ForCausalLM:
-    return SmolLM3ForCausalLM(SmolLM3Config(**size(tokenizer, layers))).eval()
+    return SmolLM3ForCausalLM(SmolLM3Config(**size(tokenizer, layers)))
 
 
 def mistral3(
@@ -336,10 +370,10 @@ def mistral3(
     """`cls` may be Mistral3Model, `text_type` may be ministral3."""
     config = Mistral3Config(
         text_config={"model_type": text_type, **size(tokenizer, layers)},
-        vision_config={"model_type": "pixtral", "head_dim": 8, **VISION_SIZE},
+        vision_config={"model_type": "pixtral", "head_dim": 8, **VISION},
         image_token_index=tokenizer.convert_tokens_to_ids("[IMG]"),
     )
-    return cls(config).eval()
+    return cls(config)
 
 
 def pixtral_processor(tokenizer: PreTrainedTokenizerFast) -> PixtralProcessor:
@@ -361,4 +395,4 @@ def bert_tokenizer() -> BertTokenizer:
 
 def bert(tokenizer: BertTokenizer, layers: int = 2) -> BertModel:
     """No decoder, but of the same size; HunyuanDiT's."""
-    return BertModel(BertConfig(**size(tokenizer, layers))).eval()
+    return BertModel(BertConfig(**size(tokenizer, layers)))

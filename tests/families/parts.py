@@ -1,27 +1,64 @@
-"""Parts that families share: tokenizers that spell letter by letter, tiny encoders, tiny VAEs."""
+"""What families share: random weights that matter, pictures, CLIP and T5, sizes, flow schedulers.
+
+Every tokenizer spells letter by letter.
+"""
 
 import string
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKL
+from diffusers import (
+    DPMSolverMultistepScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    UniPCMultistepScheduler,
+)
 from PIL import Image
 from transformers import (
     CLIPTextConfig,
+    CLIPTextModel,
     CLIPTokenizer,
-    T5Config,
+    PreTrainedTokenizerBase,
     T5EncoderModel,
     T5Tokenizer,
 )
 
+DIT: dict[str, Any] = {
+    "num_attention_heads": 2,
+    "attention_head_dim": 16,
+    "num_layers": 1,
+    "in_channels": 4,
+    "out_channels": 4,
+}
+"""Of a transformer on latents of four channels."""
 
-def awake(module: torch.nn.Module) -> Any:
-    """Fills what is initialised with zeros, so that every input matters to the output."""
+JOINT: dict[str, Any] = {
+    "num_attention_heads": 2,
+    "attention_head_dim": 16,
+    "num_layers": 1,
+    "in_channels": 16,
+    "joint_attention_dim": 16,
+    "axes_dims_rope": (4, 6, 6),
+}
+"""Of a transformer on 2 x 2 patches of such latents, which attends to text and picture at once.
+
+The last layer's text is read by nobody; with a single layer only its keys and values are trained.
+"""
+
+FLUX: dict[str, Any] = {**JOINT, "num_single_layers": 1}
+"""As above, with a layer of one stream after that of two."""
+
+
+def awake(module: torch.nn.Module) -> None:
+    """Makes every input matter to the output: undoes the shrinking of torch's initialisation, by
+    3 ** 0.5 a layer, and fills what is initialised with zeros."""
     generator = torch.Generator().manual_seed(1)
+    for layer in module.modules():
+        if isinstance(layer, torch.nn.Linear):
+            layer.weight.data *= 3**0.5
     for parameter in module.parameters():
         if parameter.count_nonzero() == 0:
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.05
-    return module.eval()
 
 
 def picture(width: int = 16, height: int = 16, seed: int = 0) -> Image.Image:
@@ -31,6 +68,28 @@ def picture(width: int = 16, height: int = 16, seed: int = 0) -> Image.Image:
     return Image.fromarray(values.to(torch.uint8).numpy())
 
 
+def film(frames: int = 5, seed: int = 0) -> list[Image.Image]:
+    """Pictures of noise, one a frame."""
+    return [picture(seed=seed + i) for i in range(frames)]
+
+
+def mask() -> Image.Image:
+    """White, to be repainted, on the right half."""
+    canvas = Image.new("L", (16, 16), 0)
+    canvas.paste(255, (8, 0, 16, 16))
+    return canvas
+
+
+def text_parts(
+    encoder: Callable[..., Any], tokenizer: PreTrainedTokenizerBase, suffix: str = "", **config: Any
+) -> dict[str, Any]:
+    """A pipeline's `text_encoder` and `tokenizer`; `suffix` is what stands behind both, as `_2`."""
+    return {
+        f"text_encoder{suffix}": encoder(tokenizer, **config),
+        f"tokenizer{suffix}": tokenizer,
+    }
+
+
 def clip_tokenizer(max_length: int = 16) -> CLIPTokenizer:
     letters = [*string.ascii_lowercase, *string.digits, '"', "'", ",", "."]
     tokens = [*letters, *(f"{c}</w>" for c in letters), "<|startoftext|>", "<|endoftext|>"]
@@ -38,8 +97,8 @@ def clip_tokenizer(max_length: int = 16) -> CLIPTokenizer:
     return CLIPTokenizer(vocab=vocab, merges=[], model_max_length=max_length)
 
 
-def clip_text_encoder(cls: type, tokenizer: CLIPTokenizer) -> Any:
-    """`cls` is CLIPTextModel or CLIPTextModelWithProjection; width 16."""
+def clip_text_encoder(tokenizer: CLIPTokenizer, cls: type = CLIPTextModel) -> Any:
+    """`cls` may be CLIPTextModelWithProjection."""
     config = CLIPTextConfig(
         vocab_size=len(tokenizer),
         hidden_size=16,
@@ -52,7 +111,11 @@ def clip_text_encoder(cls: type, tokenizer: CLIPTokenizer) -> Any:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    return cls(config).eval()
+    return cls(config)
+
+
+def clip(suffix: str = "", max_length: int = 16, **config: Any) -> dict[str, Any]:
+    return text_parts(clip_text_encoder, clip_tokenizer(max_length), suffix, **config)
 
 
 def t5_tokenizer() -> T5Tokenizer:
@@ -60,25 +123,41 @@ def t5_tokenizer() -> T5Tokenizer:
     return T5Tokenizer(vocab=[(p, -float(i)) for i, p in enumerate(pieces)], extra_ids=0)
 
 
-def t5_encoder(tokenizer: T5Tokenizer, cls: type = T5EncoderModel, width: int = 16) -> Any:
-    config = T5Config(
-        vocab_size=len(tokenizer), d_model=width, d_ff=32, d_kv=8, num_heads=2, num_layers=2
+def t5_encoder(
+    tokenizer: PreTrainedTokenizerBase, cls: type = T5EncoderModel, width: int = 16
+) -> Any:
+    """`cls` may be UMT5EncoderModel."""
+    config = cls.config_class(
+        vocab_size=len(tokenizer),
+        d_model=width,
+        d_ff=32,
+        d_kv=8,
+        num_heads=2,
+        num_layers=1,
+        dropout_rate=0.0,
     )
-    return cls(config).eval()
+    return cls(config)
 
 
-def vae(latent_channels: int = 4, **config: Any) -> AutoencoderKL:
-    """Two levels: a latent pixel is 2 x 2 picture pixels."""
-    defaults = {
-        "block_out_channels": (8, 8),
-        "down_block_types": ("DownEncoderBlock2D",) * 2,
-        "up_block_types": ("UpDecoderBlock2D",) * 2,
-        "norm_num_groups": 4,
-        "layers_per_block": 1,
-        "sample_size": 16,
-        "use_quant_conv": False,
-        "use_post_quant_conv": False,
-        "shift_factor": 0.06,
-        "scaling_factor": 1.5,
-    }
-    return AutoencoderKL(latent_channels=latent_channels, **{**defaults, **config}).eval()
+def t5(suffix: str = "", **config: Any) -> dict[str, Any]:
+    return text_parts(t5_encoder, t5_tokenizer(), suffix, **config)
+
+
+def flow_euler(**config: Any) -> FlowMatchEulerDiscreteScheduler:
+    return FlowMatchEulerDiscreteScheduler(**config)
+
+
+def dynamic_flow_euler(max_shift: float = 1.15, **config: Any) -> FlowMatchEulerDiscreteScheduler:
+    """The shift grows with the number of picture tokens, as in Flux."""
+    return flow_euler(use_dynamic_shifting=True, base_shift=0.5, max_shift=max_shift, **config)
+
+
+FLOW: dict[str, Any] = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
+
+
+def flow_unipc(shift: float = 3.0) -> UniPCMultistepScheduler:
+    return UniPCMultistepScheduler(flow_shift=shift, **FLOW)
+
+
+def flow_dpm(shift: float = 3.0) -> DPMSolverMultistepScheduler:
+    return DPMSolverMultistepScheduler(flow_shift=shift, **FLOW)
