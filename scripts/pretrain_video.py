@@ -20,6 +20,7 @@ import random
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tiny_video as world
@@ -201,7 +202,8 @@ def build_transformer(text_dim=64):
         freq_dim=64,
         rope_max_seq_len=64,
     )
-    for linear in (transformer.condition_embedder.time_proj, transformer.proj_out):
+    parts: Any = transformer
+    for linear in (parts.condition_embedder.time_proj, parts.proj_out):
         nn.init.zeros_(linear.weight)
         nn.init.zeros_(linear.bias)
     return transformer

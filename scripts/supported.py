@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from flowgrpo import GRPOConfig, check_pipeline
+from flowgrpo import check_pipeline
+from flowgrpo.config_file import parse_config
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "tests"))
@@ -30,7 +31,8 @@ def check(name, guided, dtype):
     """The report of one family, with four steps at guidance off or on."""
     family = FAMILIES[name]
     call = {"num_inference_steps": 4, **family.call, **((guided and family.guided) or {})}
-    settings = GRPOConfig(sampling={"num_inference_steps": 4, "window": {"last": family.last_step}})
+    window = {"last": family.last_step}
+    settings = parse_config({"sampling": {"num_inference_steps": 4, "window": window}})
     return check_pipeline(built(name, DTYPES[dtype]), settings=settings, **call)
 
 
