@@ -131,7 +131,7 @@ def _prove_style(pipe: Any, row: Row, call: dict[str, Any], style: Style) -> Non
             )
         off = (together[1:].float() - single.float()).square().mean().sqrt()
         allowed = 1e-2 if together.dtype == torch.float32 else 1e-1
-        if not off <= allowed * single.float().square().mean().sqrt():
+        if off > allowed * single.float().square().mean().sqrt():  # NaN says nothing of styles
             raise ValueError(f"samples of one call of {type(pipe).__name__} are not independent.")
 
 
