@@ -119,8 +119,7 @@ def exact(
     The old noise is kept with c = [(n / (1 - n)) / (s / (1 - s))]^(a^2 / 2), which is 0 at s = 1;
     std = n sqrt(1 - c^2), so the total noise at sigma_next is exactly n.
     """
-    ratio = sigma_next * (1 - sigma) / ((1 - sigma_next) * sigma)
-    kept = ratio ** (noise_level**2 / 2)
+    kept = _noise_ratio(sigma, sigma_next) ** (noise_level**2 / 2)
     mean = _renoised(latents, velocity, sigma, sigma_next, kept)
     return Gaussian(mean, sigma_next * math.sqrt(1 - kept**2))
 
@@ -139,10 +138,14 @@ def ddim(
     std = a n sqrt(1 - [((1 - s) n) / ((1 - n) s)]^2), the same in every parametrisation: it holds
     only ratios of signal and noise.
     """
-    ratio = sigma_next * (1 - sigma) / ((1 - sigma_next) * sigma)
-    redrawn = noise_level * math.sqrt(1 - ratio**2)
+    redrawn = noise_level * math.sqrt(1 - _noise_ratio(sigma, sigma_next) ** 2)
     mean = _renoised(latents, velocity, sigma, sigma_next, math.sqrt(1 - redrawn**2))
     return Gaussian(mean, sigma_next * redrawn)
+
+
+def _noise_ratio(sigma: float, sigma_next: float) -> float:
+    """Noise over signal at `sigma_next`, by that at `sigma`: in [0, 1), and 0 at sigma = 1."""
+    return sigma_next * (1 - sigma) / ((1 - sigma_next) * sigma)
 
 
 def _renoised(

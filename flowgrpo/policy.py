@@ -219,11 +219,11 @@ class Policy:
             key = _memo_key((args, tuple(sorted(kwargs.items()))))
             if key is None:
                 return encode(*args, **kwargs)
-            if key not in self.prompt_memo:
-                with torch.no_grad():
-                    self.prompt_memo[key] = encode(*args, **kwargs)
-            self.prompt_memo.move_to_end(key)
-            value = self.prompt_memo[key]
+            if key in self.prompt_memo:
+                self.prompt_memo.move_to_end(key)
+                return self.prompt_memo[key]
+            with torch.no_grad():
+                value = self.prompt_memo[key] = encode(*args, **kwargs)
             while sum(map(_bytes_of, self.prompt_memo.values())) > PROMPT_MEMO_BYTES:
                 self.prompt_memo.popitem(last=False)
             return value

@@ -319,9 +319,9 @@ class GRPOTrainer:
     def _evaluate(self, epoch: int) -> None:
         """Scores train and test prompts with the stock sampler; epoch 0 is the base model."""
         rows = {"train_prompts": self.inputs.rows, "test_prompts": self.inputs.test_rows}
-        before = as_used(self.policy, self.policy.start) if self.policy.start else None
-        now = as_used(self.policy, self.state.average)
-        with (before or reference(self.policy)) if epoch == 0 else now:
+        weights = self.policy.start if epoch == 0 else self.state.average
+        is_base = epoch == 0 and weights is None
+        with reference(self.policy) if is_base else as_used(self.policy, weights):
             evaluate(
                 self.policy, self.inputs.scored, rows, self.config, self.folder.evaluation(epoch)
             )
