@@ -37,6 +37,14 @@ class ModelConfig(Section):
     """Decodes one sample at a time: less memory."""
     vae_tiling: bool = False
     """Decodes a sample in tiles: less memory, and seams where tiles meet are possible."""
+    offload: bool = False
+    """Text encoders, VAE and the models of rewards wait on the CPU while others work: less memory
+    of a GPU."""
+    attention_backend: str | None = None
+    """Of the denoisers, by diffusers' names (native, xformers, flash, sage, ...); default: what
+    diffusers takes."""
+    compile: bool = False
+    """torch.compile of the denoisers' repeated blocks."""
 
 
 class PromptsConfig(Section):
@@ -87,6 +95,8 @@ class SamplingConfig(Section):
     window: Annotated[Window, BeforeValidator(_window)] = Window()
     shared_noise: bool = False
     """All images of a group start from the same noise and differ by the window's noise only."""
+    tape_on_cpu: bool = False
+    """Rollouts wait on the CPU until they are trained on: less memory of a GPU."""
     call: dict[str, Any] = {}
     """The pipeline's own arguments, untouched: guidance_scale, height, width, ..."""
 
@@ -144,6 +154,10 @@ class TrainConfig(Section):
     """Denoisers to train where a pipeline has several, as transformer_2; default: all."""
     gradient_checkpointing: bool = False
     """Recomputes activations in the backward pass: less memory, one more forward."""
+    shard: bool = False
+    """Spreads the denoisers over all processes (FSDP2), for those that fit on no single GPU."""
+    optimiser: Literal["adamw", "adamw_8bit"] = "adamw"
+    """`adamw_8bit` keeps its moments in 8 bits and needs bitsandbytes."""
     ema: float | None = Field(default=None, gt=0, lt=1)
     """Decay per optimiser step of the averaged adapter, which is then evaluated and saved."""
     max_grad_norm: float = Field(default=1.0, gt=0)
@@ -195,6 +209,32 @@ class EvaluationConfig(Section):
         return self
 
 
+Action = Literal["stop", "warn", "off"]
+
+
+class GuardsConfig(Section):
+    """What ends a run that goes wrong: `stop`, `warn` or `off` for each. Latents, rewards, losses
+    and gradients that are not finite always stop it, before the optimiser moves."""
+
+    constant_images: Action = "stop"
+    """Every image of an epoch is of one colour."""
+    dead_rewards: Action = "stop"
+    """No group had two different rewards for `dead_epochs` epochs: nothing can be learnt."""
+    dead_epochs: int = Field(default=5, ge=1)
+    kl: Action = "stop"
+    """The mean KL to the reference is above `max_kl`; measured where train.kl_weight is above 0."""
+    max_kl: float | None = Field(default=None, gt=0)
+    velocity: Action = "stop"
+    """The velocity's root mean square is above `max_velocity_growth` times that of epoch 1."""
+    max_velocity_growth: float | None = Field(default=None, gt=1)
+    replay: Action = "stop"
+    """Before an epoch's first update, a ratio is further from 1 than a tenth of the clip range."""
+    rollbacks: int = Field(default=0, ge=0)
+    """Times that a run goes back to its newest checkpoint, with a lower lr, instead of stopping."""
+    rollback_lr: float = Field(default=0.5, gt=0, lt=1)
+    """Factor of the learning rate at each rollback."""
+
+
 OWN_ARGUMENTS = {
     "num_inference_steps",
     "sigmas",
@@ -232,6 +272,10 @@ class GRPOConfig(Section):
     """The run folder itself."""
     checkpoint_every: int = Field(default=10, ge=1)
     """Epochs."""
+    checkpoint_keep: int = Field(default=5, ge=1)
+    """Newest checkpoints that are kept, and the best evaluated one beside them."""
+    trackers: list[str] = []
+    """Where metrics go beside metrics.jsonl: tensorboard, wandb, trackio, ..., where installed."""
     fps: float = Field(default=16, gt=0)
     """Frames a second of saved videos; where the pipeline's call has a frame_rate, that."""
     model: ModelConfig = ModelConfig()
@@ -242,6 +286,7 @@ class GRPOConfig(Section):
     sampling: SamplingConfig = SamplingConfig()
     train: TrainConfig = TrainConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    guards: GuardsConfig = GuardsConfig()
 
     @property
     def sampling_call(self) -> dict[str, Any]:

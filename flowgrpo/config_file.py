@@ -84,22 +84,37 @@ MAY_CHANGE = (
     "train.epochs",
     "evaluation.every",
     "model.device",
+    "model.offload",
+    "sampling.tape_on_cpu",
+    "train.shard",
+    "checkpoint_keep",
+    "trackers",
+    "guards",
     "fps",
 )
 """Settings that a resumed run may have changed; any other would make it a different run."""
 
 
+def changes(then: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
+    """What differs between two configs, as "was ... and is ..." by key."""
+    before, after = _flat(then), _flat(now)
+    return {
+        key: f"was {before.get(key)!r} and is {after.get(key)!r}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key)
+    }
+
+
+def may_change(key: str) -> bool:
+    return any(key == allowed or key.startswith(f"{allowed}.") for allowed in MAY_CHANGE)
+
+
 def refuse_changes(then: dict[str, Any], now: dict[str, Any]) -> None:
     """Raises ConfigError where settings of a run to resume differ, but for those of MAY_CHANGE."""
-    before, after = _flat(then), _flat(now)
-    changed = [
-        f"{key} was {before.get(key)!r} and is {after.get(key)!r}"
-        for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key) and key not in MAY_CHANGE
-    ]
-    if changed:
+    refused = [f"{key} {how}" for key, how in changes(then, now).items() if not may_change(key)]
+    if refused:
         raise ConfigError(
-            f"the run to resume had other settings ({'; '.join(changed)}), but only "
+            f"the run to resume had other settings ({'; '.join(refused)}), but only "
             f"{', '.join(MAY_CHANGE)} may change; put them back, or start another run."
         )
 
