@@ -1,7 +1,7 @@
 """What a run leaves behind: checkpoints to go on from, and the LoRA that plain diffusers loads.
 
 A checkpoint is one folder, written under a temporary name, synced and renamed, so that it is whole
-or absent. No pickle: safetensors and JSON.
+or absent; its manifest holds the size and hash of every file. No pickle: safetensors and JSON.
 """
 
 import hashlib
@@ -10,95 +10,146 @@ import os
 import platform
 import shutil
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.optim import Optimizer
 
 from flowgrpo.config import GRPOConfig
-from flowgrpo.config_file import plain, refuse_changes
+from flowgrpo.config_file import plain
+from flowgrpo.learner import Learner
 from flowgrpo.policy import Policy, as_used, load_weights
+from flowgrpo.processes import Processes
+from flowgrpo.sharding import placed_like
 
 STATE, MANIFEST, RECORD = "state.safetensors", "manifest.json", "generation.json"
 
 
 @dataclass(kw_only=True)
 class State:
-    """What a run has done so far; with the weights and the optimiser, all that a resume needs."""
+    """What a run has done so far; with the weights and the optimiser, all that a resume needs.
+
+    Prompts, windows and noise are pure functions of the epoch, so there is no state of theirs.
+    """
 
     epoch: int = 0
     """Epochs that are finished."""
     images: int = 0
     seconds: float = 0.0
     """Wall time of training and evaluation, over all starts."""
-    average: dict[str, Tensor] | None = None
-    """The exponential moving average of the trained weights."""
+    passes: dict[str, int] = field(
+        default_factory=lambda: {"denoiser_forwards": 0, "denoiser_backwards": 0}
+    )
+    """Denoiser calls of rollouts and replays, over all processes."""
+    rollbacks: int = 0
+    """Times that the run went back to a checkpoint, each with a lower learning rate."""
 
 
 def save(
-    folder: Path, policy: Policy, optimiser: Optimizer, state: State, config: GRPOConfig
+    folder: Path, learner: Learner, state: State, config: GRPOConfig, processes: Processes
 ) -> Path:
-    """Writes `folder/epoch-NNNN`: the LoRA as it would be used, and the state to go on from."""
+    """Writes `folder/epoch-NNNN`: the LoRA as it would be used, and the state to go on from.
+
+    All processes call it; the first one writes.
+
+    Raises:
+        RuntimeError: the disk is full, or the folder cannot be written; what was there is still
+        there.
+    """
     target = folder / f"epoch-{state.epoch:04d}"
     temporary = folder / f".{target.name}.partial"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    with as_used(policy, state.average):
-        save_result(temporary, policy, config)
-    save_file(_tensors(policy, optimiser, state), temporary / STATE)
-    manifest = {
-        "state": {k: v for k, v in asdict(state).items() if k != "average"},
-        "passes": policy.passes,
-        "versions": versions(),
-        "config": plain(config),
-        "files": {str(path.relative_to(temporary)): _sha256(path) for path in _files(temporary)},
-    }
-    (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
-    for path in _files(temporary):
-        _sync(path)
-    if target.exists():
-        shutil.rmtree(target)
-    os.replace(temporary, target)
-    _sync(folder)
+    tensors = learner.state()
+    try:
+        if processes.first:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+        with as_used(learner.policy, learner.average):
+            save_result(temporary, learner.policy, config, write=processes.first)
+        if processes.first:
+            save_file(tensors, temporary / STATE)
+            _write_manifest(temporary, state, config)
+            _put_in_place(temporary, target)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise RuntimeError(
+            f"checkpoint {target} cannot be written ({_reason(error)}); make room or correct the "
+            "folder's rights, and go on with --resume: all that was there before is still there."
+        ) from error
     return target
 
 
-def load_newest(
-    folder: Path, policy: Policy, optimiser: Optimizer, config: GRPOConfig
-) -> State | None:
-    """Puts the newest whole checkpoint in place; a damaged one is skipped with a message.
-
-    Returns:
-        Its state; None where there is no checkpoint: the run was stopped before its first.
-
-    Raises:
-        ConfigError: the run was made with other settings.
-    """
-    for path in sorted(folder.glob("epoch-*"), reverse=True):
+def newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The newest whole checkpoint and its manifest; a damaged one is skipped with a message."""
+    for path in reversed(checkpoints(folder)):
         manifest = _verified(path)
-        if manifest is None:
-            print(f"checkpoint {path} is damaged; trying the one before.", file=sys.stderr)
-            continue
-        refuse_changes(manifest["config"], plain(config))
-        tensors = load_file(path / STATE)
-        load_weights(policy, _under("adapter/", tensors))
-        _load_optimiser(_under("optimiser/", tensors), policy, optimiser)
-        policy.passes.update(manifest["passes"])
-        devices = {name: parameter.device for name, parameter in policy.parameters.items()}
-        average = {n: v.to(devices[n]) for n, v in _under("average/", tensors).items()}
-        return State(**manifest["state"], average=average or None)
-    print(f"{folder} holds no whole checkpoint; starting from the beginning.", file=sys.stderr)
+        if manifest is not None:
+            return path, manifest
+        print(f"checkpoint {path} is damaged; trying the one before.", file=sys.stderr)
     return None
 
 
-def save_result(folder: Path, policy: Policy, config: GRPOConfig) -> None:
-    """What was trained, as plain diffusers loads it, and a record of its settings."""
-    folder.mkdir(parents=True, exist_ok=True)
-    policy.save(folder)
+def load(path: Path, manifest: dict[str, Any], learner: Learner) -> State:
+    """Puts weights, average and moments in place; returns what the run had done."""
+    tensors, policy = load_file(path / STATE), learner.policy
+    parameters = policy.parameters
+    load_weights(policy, _under("adapter/", tensors))
+    learner.optimiser.state.clear()
+    for key_and_name, value in _under("optimiser/", tensors).items():
+        key, name = key_and_name.split("/", 1)
+        parameter = parameters[name]
+        if key != "step":  # AdamW counts its steps on the CPU
+            same = value.shape == parameter.shape
+            value = placed_like(value, parameter) if same else value.to(parameter.device)
+        learner.optimiser.state[parameter][key] = value
+    average = _under("average/", tensors)
+    if average:
+        learner.average = {n: placed_like(value, parameters[n]) for n, value in average.items()}
+    return State(**manifest["state"])
+
+
+def rotate(folder: Path, keep: int, best: int | None) -> None:
+    """Removes all but the newest `keep` checkpoints and that of epoch `best`."""
+    for path in checkpoints(folder)[:-keep]:
+        if epoch_of(path) != best:
+            # Renamed first, so that a kill leaves no checkpoint that is half there.
+            gone = path.with_name(f".{path.name}.removed")
+            shutil.rmtree(gone, ignore_errors=True)
+            os.replace(path, gone)
+    for gone in folder.glob(".epoch-*.removed"):
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Folders of checkpoints, oldest first; whether they are whole is not said."""
+    found = [path for path in folder.glob("epoch-*") if path.name.partition("-")[2].isdigit()]
+    return sorted(found, key=epoch_of)
+
+
+def epoch_of(path: Path) -> int:
+    """Of a checkpoint or an evaluation."""
+    return int(path.name.partition("-")[2])
+
+
+def best_epoch(scores: dict[int, float], saved: Collection[int]) -> int | None:
+    """The saved epoch with the highest evaluated score; None where none was evaluated."""
+    both = [epoch for epoch in scores if epoch in saved]
+    return max(both, key=lambda epoch: scores[epoch], default=None)
+
+
+def save_result(folder: Path, policy: Policy, config: GRPOConfig, *, write: bool = True) -> None:
+    """What was trained, as plain diffusers loads it, and a record of its settings.
+
+    Args:
+        write: False on processes that only help to collect a sharded denoiser.
+    """
+    policy.save(folder, write=write)
+    if not write:
+        return
     scheduler = policy.pipe.scheduler
     record = {
         "pipeline": type(policy.pipe).__name__,
@@ -117,25 +168,32 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in names}}
 
 
-def _tensors(policy: Policy, optimiser: Optimizer, state: State) -> dict[str, Tensor]:
-    """Live adapter, average and optimiser moments under one flat set of names."""
-    parameters = policy.parameters
-    tensors = {f"adapter/{name}": p.detach().contiguous() for name, p in parameters.items()}
-    tensors |= {f"average/{name}": value for name, value in (state.average or {}).items()}
-    for name, parameter in parameters.items():
-        for key, value in optimiser.state.get(parameter, {}).items():
-            tensors[f"optimiser/{key}/{name}"] = value
-    return tensors
+def _write_manifest(folder: Path, state: State, config: GRPOConfig) -> None:
+    files = {
+        str(path.relative_to(folder)): {"size": path.stat().st_size, "sha256": _sha256(path)}
+        for path in _files(folder)
+    }
+    manifest = {
+        "state": asdict(state),
+        "versions": versions(),
+        "config": plain(config),
+        "files": files,
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
 
 
-def _load_optimiser(moments: dict[str, Tensor], policy: Policy, optimiser: Optimizer) -> None:
-    parameters = policy.parameters
-    for key_and_name, value in moments.items():
-        key, name = key_and_name.split("/", 1)
-        parameter = parameters[name]
-        # AdamW counts its steps on the CPU.
-        place = value if key == "step" else value.to(parameter.device)
-        optimiser.state[parameter][key] = place
+def _put_in_place(temporary: Path, target: Path) -> None:
+    """Everything is on the disk before the name says that it is."""
+    for path in _files(temporary):
+        _sync(path)
+    for path in [temporary, *(p for p in temporary.rglob("*") if p.is_dir())]:
+        _sync(path)
+    if target.exists():
+        former = target.with_name(f".{target.name}.removed")
+        shutil.rmtree(former, ignore_errors=True)
+        os.replace(target, former)
+    os.replace(temporary, target)
+    _sync(target.parent)
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -146,10 +204,15 @@ def _verified(path: Path) -> dict[str, Any] | None:
     """The manifest, if every file it lists is there as it was written."""
     try:
         manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text())
-        whole = all(_sha256(path / name) == digest for name, digest in manifest["files"].items())
-    except (OSError, ValueError, KeyError):
+        for name, file in manifest["files"].items():
+            if (path / name).stat().st_size != file["size"]:
+                return None
+            if _sha256(path / name) != file["sha256"]:
+                return None
+        State(**manifest["state"])
+        return manifest if "config" in manifest and STATE in manifest["files"] else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return manifest if whole else None
 
 
 def _files(folder: Path) -> list[Path]:
@@ -157,7 +220,11 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(2**20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _sync(path: Path) -> None:
@@ -166,3 +233,7 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

@@ -42,16 +42,23 @@ def train(
 ) -> None:
     """Train a LoRA on a pipeline with the rewards of CONFIG; everything goes to its output_dir."""
     settings = load_config(config, overrides)
-    if (processes := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
-        raise ValueError(f"WORLD_SIZE is {processes}, but a run is one process so far; launch one.")
-    _print_plan(settings)
+    first = os.environ.get("RANK", "0") == "0"
+    if first:
+        _print_plan(settings)
+    from flowgrpo.interrupts import Interrupted
     from flowgrpo.trainer import GRPOTrainer
 
     _quiet_libraries()
     trainer = GRPOTrainer(args=settings, resume=resume)
-    summary = trainer.train()
-    _print_summary(summary)
-    _print_snippet(settings, trainer)
+    try:
+        summary = trainer.train()
+    except Interrupted as stop:
+        if first:
+            print(f"flowgrpo: {stop}", file=sys.stderr)
+        raise
+    if first:
+        _print_summary(summary)
+        _print_snippet(settings, trainer)
 
 
 @app.command()

@@ -320,6 +320,15 @@ class GRPOConfig(Section):
         return data
 
     @model_validator(mode="after")
+    def _measured(self) -> "GRPOConfig":
+        if self.guards.max_kl is not None and self.train.kl_weight == 0:
+            raise ConfigError(
+                f"guards.max_kl is {self.guards.max_kl:g}, but KL is only measured with a "
+                "train.kl_weight above 0; set it, to 1e-6 say, or leave the bound out."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _divisible(self) -> "GRPOConfig":
         train, groups = self.train, self.sampling.groups_per_epoch
         if train.updates_per_epoch % train.passes:

@@ -1,7 +1,8 @@
 """Evaluation: the stock sampler with the user's settings and the same noise each time."""
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tqdm import tqdm
 from flowgrpo.config import GRPOConfig
 from flowgrpo.media import Sample, save_sample
 from flowgrpo.policy import Policy
+from flowgrpo.processes import Processes
 from flowgrpo.prompts import Row
 from flowgrpo.randomness import seed_for
 from flowgrpo.scoring import Reward
@@ -25,38 +27,55 @@ def evaluate(
     rows: Mapping[str, Sequence[Row]],
     config: GRPOConfig,
     folder: Path,
-) -> dict[str, dict[str, Tensor]]:
+    processes: Processes | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> bool:
     """Generates every prompt with every seed, scores and saves the pictures and videos.
 
     One call holds one prompt with all its seeds, so the scores depend neither on the other prompts
-    nor on the number of processes. `folder/scores.json` is written last: with it, the evaluation is
-    whole.
+    nor on the number of processes, which share the prompts out. `folder/scores.json` is written
+    last: with it, the evaluation is whole, and `load_scores` reads it.
 
     Args:
         rows: prompt sets by name, `train_prompts` and `test_prompts`.
+        stopping: asked before each prompt; where it says so, nothing is whole.
 
     Returns:
-        By set and reward name, scores (prompts, seeds), float64.
+        Whether it is whole.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    call, seeds = config.evaluation_call, config.evaluation.seeds
-    result: dict[str, dict[str, Tensor]] = {}
-    prompts: dict[str, list[str]] = {}
-    for name, every in rows.items():
-        chosen = evenly_spaced(every, config.evaluation.max_prompts)
-        if not chosen:
-            continue
-        scores: dict[str, list[Tensor]] = {reward.name: [] for reward in rewards}
-        for number, row in enumerate(tqdm(chosen, f"evaluating {name}", disable=None, leave=False)):
-            noise = [initial_noise_seed(config.seed, row.prompt, seed) for seed in seeds]
-            samples = policy.generate(row, noise, call)
-            for reward in rewards:
-                scores[reward.name].append(reward(samples, [row] * len(seeds)))
-            _save(samples, folder / name, number, seeds, frame_rate(config))
-        result[name] = {reward: torch.stack(values) for reward, values in scores.items()}
-        prompts[name] = [row.prompt for row in chosen]
-    write_whole(folder / SCORES, json.dumps(_as_json(result, prompts, seeds)))
-    return result
+    processes = processes or Processes()
+    most = config.evaluation.max_prompts
+    chosen = {name: evenly_spaced(every, most) for name, every in rows.items()}
+    tasks = [(name, i) for name, some in chosen.items() for i in range(len(some))]
+    scores: dict[str, dict[str, list[float]]] = {}
+    own = processes.own(tasks, padded=policy.is_sharded)
+    hidden = None if processes.first else True
+    for name, number in tqdm(own, "evaluating", disable=hidden, leave=False):
+        if stopping():
+            break
+        samples = _samples(policy, chosen[name][number], config)
+        _save(samples, folder / name, number, config.evaluation.seeds, frame_rate(config))
+        each = [chosen[name][number]] * len(samples)
+        scores[f"{name} {number}"] = {r.name: r(samples, each).tolist() for r in rewards}
+    found = {key: value for part in processes.gather(scores) for key, value in part.items()}
+    if len(found) < len(tasks):
+        return False
+    result = {
+        name: {r.name: [found[f"{name} {i}"][r.name] for i in range(len(some))] for r in rewards}
+        for name, some in chosen.items()
+        if some
+    }
+    if processes.first:
+        prompts = {name: [row.prompt for row in chosen[name]] for name in result}
+        data = {"seeds": config.evaluation.seeds, "prompts": prompts, "scores": result}
+        write_whole(folder / SCORES, json.dumps(data))
+    processes.wait()
+    return True
+
+
+def _samples(policy: Policy, row: Row, config: GRPOConfig) -> list[Sample]:
+    noise = [initial_noise_seed(config.seed, row.prompt, s) for s in config.evaluation.seeds]
+    return policy.generate(row, noise, config.evaluation_call)
 
 
 def frame_rate(config: GRPOConfig, call: Mapping[str, Any] | None = None) -> float:
@@ -74,8 +93,12 @@ def evenly_spaced(rows: Sequence[Row], most: int | None) -> list[Row]:
 
 def write_whole(path: Path, text: str) -> None:
     """A kill leaves the old file or the new one, never half of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text)
+    with partial.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     partial.replace(path)
 
 
@@ -106,10 +129,3 @@ def _save(
 def sample_path(folder: Path, number: int, seed: int) -> Path:
     """The PNG of one sample of a prompt set's folder; `media.load_sample` opens it."""
     return folder / f"{number:04d}-seed{seed}.png"
-
-
-def _as_json(
-    result: dict[str, dict[str, Tensor]], prompts: dict[str, list[str]], seeds: Sequence[int]
-) -> dict[str, Any]:
-    scores = {name: {k: v.tolist() for k, v in values.items()} for name, values in result.items()}
-    return {"seeds": list(seeds), "prompts": prompts, "scores": scores}

@@ -15,6 +15,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from flowgrpo.sharding import whole
+
 ADAPTER = "default"
 """peft's own name; diffusers' savers look for it."""
 
@@ -98,19 +100,24 @@ def dtypes_as_loaded(module: nn.Module) -> dict[str, torch.dtype]:
     }
 
 
-def save_lora(denoisers: Mapping[str, Any], folder: Path) -> None:
+def save_lora(denoisers: Mapping[str, Any], folder: Path, *, write: bool = True) -> None:
     """Writes the adapters as plain diffusers loads them, each under its module's name, in one file
     with the configuration as metadata.
 
     A denoiser whose class has no LoRA support in diffusers gets a folder of its name in peft's
     format.
+
+    Args:
+        write: False on processes that only help to collect a sharded denoiser.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     layers, metadata = {}, {}
     for name, module in denoisers.items():
         tensors = get_peft_model_state_dict(module, adapter_name=ADAPTER)
-        tensors = {key: value.detach().contiguous() for key, value in tensors.items()}
+        tensors = {key: whole(value.detach()).contiguous() for key, value in tensors.items()}
         config = module.peft_config[ADAPTER]
+        if not write:
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
         if isinstance(module, PeftAdapterMixin):
             layers[name], metadata[name] = tensors, config.to_dict()
         else:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from flowgrpo.calls import find_style, generate, one_sample_a_call
 from flowgrpo.config import ConfigError, LoraSettings, TrainConfig
+from flowgrpo.guards import Stopped
 from flowgrpo.lora import (
     ADAPTER,
     add_lora,
@@ -31,6 +32,7 @@ from flowgrpo.media import Sample, is_video
 from flowgrpo.pipelines import find_denoisers, find_models, modules_of
 from flowgrpo.prompts import Row
 from flowgrpo.schedule import check_scheduler
+from flowgrpo.sharding import as_stock, collect, is_sharded, placed_like, shard
 from flowgrpo.tape import NoiseFunction, StepFunction, Tape, play, record, swapped
 
 PROMPT_MEMO_BYTES = 2**30
@@ -89,6 +91,9 @@ class Policy:
             _let_gradients_through(module)
         if train.gradient_checkpointing:
             _checkpoint_gradients(self.denoisers)
+        if train.shard:
+            for module in self.denoisers.values():
+                shard(module)
         self.start: dict[str, Tensor] | None = None
         """The trained weights as they were before training, where the reference is not the adapter
         switched off."""
@@ -181,9 +186,10 @@ class Policy:
             samples = self.generate(row, seeds, call)
         for step in tape.window_steps[-1:]:
             if not step.next_latents.isfinite().all():
-                raise RuntimeError(
+                raise Stopped(
+                    "latents_not_finite",
                     f'latents of prompt "{row.prompt}" are not finite; lower train.lr or the noise '
-                    "level."
+                    "level.",
                 )
         self.makes_videos = is_video(samples[0])
         self.passes["denoiser_forwards"] += tape.recorded_forwards
@@ -198,13 +204,24 @@ class Policy:
         self.passes["denoiser_forwards"] += forwards
         self.passes["denoiser_backwards"] += forwards if gradients else 0
 
-    def save(self, folder: Path) -> None:
-        """Writes what was trained as plain diffusers loads it: the LoRA, or whole denoisers."""
+    @property
+    def is_sharded(self) -> bool:
+        """Every process must then make the same calls of the denoisers."""
+        return any(is_sharded(module) for module in self.denoisers.values())
+
+    def save(self, folder: Path, *, write: bool = True) -> None:
+        """Writes what was trained as plain diffusers loads it: the LoRA, or whole denoisers.
+
+        Args:
+            write: False on processes that only help to collect a sharded denoiser.
+        """
         if self.is_lora:
-            save_lora(self.denoisers, folder)
+            save_lora(self.denoisers, folder, write=write)
             return
         for name, module in self.denoisers.items():
-            module.save_pretrained(folder / name)
+            with as_stock(module):
+                if write:
+                    module.save_pretrained(folder / name)
 
     @contextmanager
     def prompts_memoised(self) -> Iterator[None]:
@@ -274,6 +291,14 @@ def as_used(policy: Policy, average: dict[str, Tensor] | None = None) -> Iterato
 def trained_values(policy: Policy, values: dict[str, Tensor]) -> Iterator[None]:
     """Within the block the trained weights have these values."""
     parameters = policy.parameters
+    if policy.is_sharded:  # shards are views of a buffer that is gathered, so they are written into
+        live = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        load_weights(policy, values)
+        try:
+            yield
+        finally:
+            load_weights(policy, live)
+        return
     live = {name: parameter.data for name, parameter in parameters.items()}
     try:
         for name, parameter in parameters.items():
@@ -285,16 +310,18 @@ def trained_values(policy: Policy, values: dict[str, Tensor]) -> Iterator[None]:
 
 
 def load_weights(policy: Policy, values: dict[str, Tensor]) -> None:
-    """Copies `values` into the trained weights, every tensor by its name."""
+    """Copies `values`, whole or sharded, into the trained weights, every tensor by its name."""
     parameters = policy.parameters
     shapes = {name: value.shape for name, value in values.items()}
     expected = {name: parameter.shape for name, parameter in parameters.items()}
     if shapes != expected:
         odd = min(name for name, _ in shapes.items() ^ expected.items())
         raise ValueError(f"trained weights differ in {odd}; use the settings they were made with.")
+    for module in policy.denoisers.values():
+        collect(module)
     with torch.no_grad():
         for name, parameter in parameters.items():
-            parameter.copy_(values[name])
+            parameter.copy_(placed_like(values[name], parameter))
 
 
 def _let_gradients_through(module: nn.Module) -> None:

@@ -1,7 +1,9 @@
 """The run folder: metrics, samples and the summary that people read."""
 
 import json
+import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -65,8 +67,21 @@ class RunFolder:
         write_whole(self._metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
     def log(self, line: dict[str, Any]) -> None:
+        """Adds a line to the metrics; it is on the disk before the epoch's checkpoint is."""
         with self._metrics.open("a") as file:
             file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def note_stop(self, reason: str, message: str, epoch: int, checkpoint: str | None) -> None:
+        """summary.json of a run that ended early: why, when, and what there is to go on from."""
+        if not self.path.is_dir():
+            return
+        stopped = {"reason": reason, "message": message, "epoch": epoch, "checkpoint": checkpoint}
+        try:
+            write_whole(self.path / "summary.json", json.dumps({"stopped": stopped}, indent=1))
+        except OSError as error:  # a full disk may be what ended it
+            print(f"warning: summary.json cannot be written ({error}).", file=sys.stderr)
 
     def metrics(self) -> list[dict[str, Any]]:
         if not self._metrics.exists():
@@ -81,6 +96,12 @@ class RunFolder:
         """Scores of every whole evaluation by epoch; 0 is the base model."""
         folders = [f for f in self._evaluation_folders() if (f / SCORES).exists()]
         return {_epoch_of(folder): load_scores(folder) for folder in folders}
+
+    def headlines(self, reward: str) -> dict[int, float]:
+        """Mean score by epoch, of the held-out prompts where there are some."""
+        found = self.evaluations().items()
+        sets = {epoch: sets.get("test_prompts", sets["train_prompts"]) for epoch, sets in found}
+        return {epoch: float(scores[reward].mean()) for epoch, scores in sets.items()}
 
     def is_evaluated(self, epoch: int) -> bool:
         return (self.evaluation(epoch) / SCORES).exists()

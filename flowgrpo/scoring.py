@@ -24,6 +24,7 @@ from PIL import Image
 from torch import Tensor
 
 from flowgrpo.config import ConfigError
+from flowgrpo.guards import Stopped
 from flowgrpo.media import Sample, frames_of, is_video, opened
 from flowgrpo.prompts import Row
 
@@ -35,6 +36,15 @@ OWN_PARAMETERS = ("images", "videos", "prompts")
 
 class RewardError(RuntimeError):
     """A reward returned something that is not one finite number an image."""
+
+    reason = "reward_failed"
+
+
+class RewardNotFinite(RewardError, Stopped):
+    """A reward returned NaN, infinity, or no number at all."""
+
+    def __init__(self, message: str):
+        Stopped.__init__(self, "rewards_not_finite", message)
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -215,7 +225,7 @@ def _checked(name: str, kind: str, values: Any, prompts: Sequence[str]) -> Tenso
     numbers = [_number(value) for value in values]
     odd = [i for i, number in enumerate(numbers) if not math.isfinite(number)]
     if odd:
-        raise RewardError(
+        raise RewardNotFinite(
             f"{len(odd)} of {len(prompts)} rewards are not finite numbers ({name}, prompt "
             f'"{prompts[odd[0]]}"); '
             "a failed score must be an error of the reward."

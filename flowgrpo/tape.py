@@ -36,6 +36,7 @@ from flowgrpo.schedule import (
     position_of,
     second_sigma,
 )
+from flowgrpo.sharding import is_sharded
 
 NoiseFunction = Callable[[int, int, torch.Size], Tensor]
 """(step, stream, shape of the latents) -> standard normal noise, float32."""
@@ -61,6 +62,8 @@ class Step:
     mean: Tensor | None = None
     """(B, ...) float32 centre of the Gaussian; None outside the window."""
     std: float = 0.0
+    velocity: Tensor | None = None
+    """(B,) root mean square of the velocity, in the window."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -93,6 +96,8 @@ class Tape:
 
 class ReplayError(RuntimeError):
     """The loop did not play back as it was recorded; training on it would be biased."""
+
+    reason = "replay"
 
 
 class _LastStepPlayed(BaseException):
@@ -152,6 +157,7 @@ def record(
             # Rounded before its log-prob is taken: in bf16 the rounding alone would move the ratio.
             taped.next_latents = drawn.to(taped.next_latents.dtype)
             taped.mean, taped.std = gaussian.mean.detach(), gaussian.std
+            taped.velocity = _velocity_norm(scheduler, taped, model_output)
             clock.refresh(scheduler)
             result = _with_previous_sample(result, taped.next_latents)
         taped.next_latents = taped.next_latents.clone()
@@ -252,8 +258,11 @@ def _installed(
     with ExitStack() as stack:
         stack.enter_context(swapped(scheduler, "step", types.MethodType(wrapped, scheduler)))
         for name, module in denoisers.items():
-            taped = functools.wraps(module.forward)(partial(forward, name, module.forward))
-            stack.enter_context(swapped(module, "forward", taped))
+            # Above the hooks of a sharded module: a taped output must gather nothing.
+            seam = "_call_impl" if is_sharded(module) else "forward"
+            stock = getattr(module, seam)
+            taped = functools.wraps(stock)(partial(forward, name, stock))
+            stack.enter_context(swapped(module, seam, taped))
         yield
 
 
@@ -279,6 +288,11 @@ def _gaussian(tape: Tape, taped: Step, scheduler: Any, model_output: Tensor) -> 
         x, velocity, at.sigma, at.sigma_next, second_sigma(scheduler), tape.noise_level
     )
     return Gaussian(mean * at.scale_next, std * at.scale_next)
+
+
+def _velocity_norm(scheduler: Any, taped: Step, model_output: Tensor) -> Tensor:
+    _, velocity = flow_coordinates(scheduler, model_output, taped.latents, taped.position)
+    return velocity.detach().float().flatten(1).square().mean(dim=1).sqrt()
 
 
 def _joined(stepped: list[tuple[Step, Gaussian]]) -> tuple[Step, Gaussian]:

@@ -1,14 +1,12 @@
 """The algorithm: sample groups, score them, turn scores into advantages, replay and update.
 
-Read `GRPOTrainer.train`. Differences from the textbook: the policy is a stock pipeline that is
+Read `GRPOTrainer._epoch`. Differences from the textbook: the policy is a stock pipeline that is
 played back instead of re-implemented (see `tape`), a log-prob is the mean over latent dimensions,
-gradients are exact sums over (image, step) divided by the update's count, whatever the micro-batch.
+and each process owns whole groups (see `processes`).
 """
 
 import sys
 from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,51 +15,25 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 from tqdm import tqdm
 
-from flowgrpo import checkpoint, report
+from flowgrpo import checkpoint, processes, report
 from flowgrpo.advantages import advantages, weighted_sum
-from flowgrpo.calls import check_call, check_frames, surprises
+from flowgrpo.calls import check_call, check_frames, find_style, surprises
 from flowgrpo.check import check_replay
 from flowgrpo.checkpoint import State
-from flowgrpo.config import GRPOConfig
-from flowgrpo.drawings import SHEET_ROWS
+from flowgrpo.config import ConfigError, GRPOConfig
+from flowgrpo.config_file import changes, plain, refuse_changes
 from flowgrpo.evaluate import evaluate, frame_rate
+from flowgrpo.guards import Stopped, findings
 from flowgrpo.inputs import read_inputs, with_sources
-from flowgrpo.kernels import Gaussian, kl_divergence, log_prob
-from flowgrpo.objectives import clipped
+from flowgrpo.interrupts import Interrupted, Request
+from flowgrpo.learner import Learner, Tally
 from flowgrpo.pipelines import open_pipeline
 from flowgrpo.plan import Group
-from flowgrpo.policy import Policy, Rollout, as_used, load_weights, reference
+from flowgrpo.policy import Policy, as_used, load_weights, reference
 from flowgrpo.prompts import PromptSource
-from flowgrpo.randomness import normal, seed_for
-from flowgrpo.scoring import Scorer, refuse_constant
-from flowgrpo.tape import ReplayError, Step
-
-
-@dataclass(kw_only=True)
-class Sampled:
-    """One group after sampling: rollouts in order, and rewards (K,) float64 by name."""
-
-    group: Group
-    rollouts: list[Rollout]
-    rewards: dict[str, Tensor]
-
-
-@dataclass(kw_only=True)
-class Tally:
-    """Sums over the (image, step) pairs of an epoch, as tensors: nothing waits for a device."""
-
-    sums: dict[str, Tensor] = field(default_factory=dict)
-    count: int = 0
-
-    def add(self, **values: Tensor) -> None:
-        """Adds (B,) values of one step."""
-        for name, value in values.items():
-            total = value.detach().double().sum()
-            self.sums[name] = self.sums[name] + total if name in self.sums else total
-        self.count += len(next(iter(values.values())))
-
-    def means(self) -> dict[str, float]:
-        return {name: float(total) / self.count for name, total in self.sums.items()}
+from flowgrpo.randomness import seed_for
+from flowgrpo.sampling import Sampled, sample_groups, samples_for_a_sheet
+from flowgrpo.scoring import refuse_constant
 
 
 class GRPOTrainer:
@@ -95,6 +67,7 @@ class GRPOTrainer:
         resume: bool = False,
     ):
         args = args or GRPOConfig()
+        self.processes = processes.join()
         self.config = with_sources(args, model, train_dataset, eval_dataset)
         self.inputs = read_inputs(
             self.config,
@@ -105,88 +78,163 @@ class GRPOTrainer:
             eval_dataset=eval_dataset,
         )
         self.rewards, self.plan = self.inputs.rewards, self.inputs.plan
+        self.processes.same("the input", self.inputs.fingerprint)
+        self._check_shares()
         self.folder = report.RunFolder(Path(self.config.output_dir).expanduser())
-        self.folder.refuse_other_run(resume, self.config, self.inputs.fingerprint)
-        self.policy = self._open_policy(model)
-        train = self.config.train
-        self.optimiser = torch.optim.AdamW(
-            list(self.policy.parameters.values()),
-            lr=train.lr,
-            betas=train.betas,
-            weight_decay=train.weight_decay,
+        self.processes.first_does(
+            lambda: self.folder.refuse_other_run(resume, self.config, self.inputs.fingerprint)
         )
-        self.updated = False
-        """Whether this process has changed the weights yet."""
+        self.policy = self._open_policy(model)
+        self.learner = Learner(self.policy, self.config, self.processes)
         self.state = State()
-        if train.ema:
-            self.state.average = {n: p.detach().clone() for n, p in self.policy.parameters.items()}
-        if resume:
-            resumed = checkpoint.load_newest(
-                self.folder.checkpoints, self.policy, self.optimiser, self.config
+        self.request = Request()
+        self._saved = 0
+        """Epoch of the newest checkpoint."""
+        if resume and not self._go_back():
+            print(
+                f"{self.folder.checkpoints} holds no whole checkpoint; starting anew.",
+                file=sys.stderr,
             )
-            self.state = resumed or self.state
 
     def train(self) -> dict[str, Any]:
-        """Runs what is left of `train.epochs`; returns the summary, as in summary.json."""
-        config, state = self.config, self.state
-        clock = report.Clock(state.seconds)
-        proved = check_replay(self.policy, self.inputs.rows[0], config)
-        for sentence in surprises(
-            self.policy.pipe, config.model.path, proved.call, proved.samples[0]
-        ):
-            print(f"warning: {sentence}", file=sys.stderr)
-        if not self.folder.is_evaluated(0):
-            row, videos = self.inputs.rows[0], self.policy.makes_videos
-            for reward in self.inputs.scored:
-                refuse_constant(reward, row, config.sampling.call, videos=videos)
-        self.folder.begin(config, self.inputs.fingerprint, state.epoch)
-        if not self.folder.is_evaluated(0):
-            self._evaluate(0)
+        """Runs what is left of `train.epochs`; returns the summary, as in summary.json.
 
-        weights_of_rewards = {reward.name: reward.weight for reward in self.rewards}
-        for epoch in tqdm(range(state.epoch, config.train.epochs), "epochs", disable=None):
-            with clock("sampling"):
-                samples = self._sample(self.plan.groups(epoch), clock)
-            rewards = {r.name: [s.rewards[r.name] for s in samples] for r in self.rewards}
-            group_advantages = advantages(rewards, weights_of_rewards, config.train.advantage)
+        SIGTERM and SIGINT save the last epoch's end and leave; a second one leaves at once.
 
-            tally, norms = Tally(), []
-            with clock("training"):
-                for share in self.plan.shares():
-                    self._accumulate([(samples[i], group_advantages[i]) for i in share], tally)
-                    norms.append(self._step())
+        Raises:
+            Stopped: a guard found something wrong; summary.json says what.
+            Interrupted: a signal asked to stop (a SystemExit with 128 + its number).
+        """
+        if self.processes.watch is not None:
+            self.processes.watch.on_loss = lambda told: self._note("process_lost", told)
+        try:
+            with self.request.listening():
+                summary = self._run()
+        except BaseException as error:
+            self._note(getattr(error, "reason", type(error).__name__), str(error))
+            if self.processes.watch is not None and not isinstance(error, Interrupted):
+                self.processes.watch.tell(str(error))
+            raise
+        self.processes.leave()
+        return summary
 
-            state.epoch += 1
-            state.images += self.plan.images_per_epoch
-            if config.evaluation.every and state.epoch % config.evaluation.every == 0:
-                with clock("evaluation"):
-                    self._evaluate(state.epoch)
-            totals = weighted_sum(rewards, weights_of_rewards)
-            tied = sum(not values.any() for values in group_advantages) / len(group_advantages)
-            self.folder.log(
-                {
-                    "epoch": state.epoch,
-                    **report.reward_metrics(rewards, totals),
-                    "tied_groups": tied,
-                    **tally.means(),
-                    "grad_norm": sum(norms) / len(norms),
-                    "grad_norm_max": max(norms),
-                    "seconds": clock.lap(),
-                    "images": state.images,
-                    **self.policy.passes,
-                }
-            )
-            if state.epoch % config.checkpoint_every == 0 or state.epoch == config.train.epochs:
-                with clock("saving"):
-                    state.seconds = clock.total
-                    sheet = samples_for_a_sheet(samples, totals)
-                    self.folder.save_samples(
-                        state.epoch, sheet, frame_rate(config, config.sampling.call)
-                    )
-                    checkpoint.save(
-                        self.folder.checkpoints, self.policy, self.optimiser, state, config
-                    )
+    def _run(self) -> dict[str, Any]:
+        clock = report.Clock(self.state.seconds)
+        self._begin()
+        with tqdm(
+            total=self.config.train.epochs,
+            initial=self.state.epoch,
+            desc="epochs",
+            disable=None if self.processes.first else True,
+        ) as bar:
+            while self.state.epoch < self.config.train.epochs:
+                try:
+                    self._epoch(clock)
+                except Stopped as stop:
+                    if not self._roll_back(stop):
+                        raise
+                bar.update(self.state.epoch - bar.n)
         return self._finish(clock)
+
+    def _begin(self) -> None:
+        """What comes before the first epoch: proofs, the run folder, the base's evaluation."""
+        config, row = self.config, self.inputs.rows[0]
+        if self.policy.is_sharded:  # found out here, since all processes must call alike
+            for one in {tuple(sorted(r.columns)): r for r in self.inputs.rows}.values():
+                find_style(self.policy.pipe, one, config.sampling_call)
+        proved = check_replay(self.policy, row, config)
+        if self.processes.first:
+            for sentence in surprises(
+                self.policy.pipe, config.model.path, proved.call, proved.samples[0]
+            ):
+                print(f"warning: {sentence}", file=sys.stderr)
+        is_new = not self.processes.agree(self.folder.is_evaluated(0))
+        if is_new:
+            for reward in self.inputs.scored:
+                refuse_constant(reward, row, config.sampling.call, videos=self.policy.makes_videos)
+        if self.processes.first:
+            self.folder.begin(config, self.inputs.fingerprint, self.state.epoch)
+        self.history = self.processes.agree(self.folder.metrics())
+        """Lines of metrics.jsonl so far."""
+        if is_new:
+            self.evaluate(0)
+            self._leave_if_asked()
+        if config.guards.rollbacks and not self.state.epoch:
+            self._save()
+        self._evaluate_if_due()
+
+    def _epoch(self, clock: report.Clock) -> None:
+        """One epoch: samples, advantages, updates; then its line, its checkpoint, its scores."""
+        state, plan, train = self.state, self.plan, self.config.train
+        weights = {reward.name: reward.weight for reward in self.rewards}
+        with clock("sampling"):
+            own, rewards, seen = self._sampled(plan.groups(state.epoch), clock)
+        self._leave_if_asked()
+        group_advantages = advantages(rewards, weights, train.advantage)
+
+        tally, norms = Tally(), []
+        self.learner.on_policy = True
+        with clock("training"):
+            for share in plan.shares():
+                replayed = self._to_replay(share, group_advantages)
+                chosen = [(own[i], group_advantages[i]) for i in replayed]
+                pairs = len(share) * self.config.sampling.group_size * plan.window_size
+                self.learner.accumulate(chosen, pairs, tally)
+                norms.append(self.learner.step(tally))
+
+        state.epoch += 1
+        state.images += plan.images_per_epoch
+        totals = weighted_sum(rewards, weights)
+        tied = sum(not values.any() for values in group_advantages) / len(group_advantages)
+        line = {
+            "epoch": state.epoch,
+            **report.reward_metrics(rewards, totals),
+            "tied_groups": tied,
+            **seen,
+            **self._counted(tally),
+            "grad_norm": sum(norms) / len(norms),
+            "grad_norm_max": max(norms),
+            "weights": self._checksum(),
+            **({"rollbacks": state.rollbacks} if state.rollbacks else {}),
+            "seconds": clock.lap(),
+            "images": state.images,
+            **state.passes,
+        }
+        self.history.append(line)
+        if self.processes.first:
+            self.folder.log(line)
+        self._guard()
+        if state.epoch % self.config.checkpoint_every == 0 or state.epoch == train.epochs:
+            with clock("saving"):
+                state.seconds = clock.total
+                self._save([(own[i], totals[i]) for i in sorted(own)])
+        self._leave_if_asked()
+        with clock("evaluation"):
+            self._evaluate_if_due()
+
+    def sample(self, groups: Sequence[Group], clock: report.Clock | None = None) -> list[Sampled]:
+        """Rolls out and scores groups with the weights of now."""
+        return sample_groups(self.policy, self.plan, self.rewards, groups, clock, self._stopping)
+
+    def evaluate(self, epoch: int) -> bool:
+        """Scores train and test prompts with the stock sampler; epoch 0 is the base model.
+
+        Returns:
+            Whether it was finished; a signal breaks it off.
+        """
+        rows = {"train_prompts": self.inputs.rows, "test_prompts": self.inputs.test_rows}
+        weights = self.policy.start if epoch == 0 else self.learner.average
+        is_base = epoch == 0 and weights is None
+        with reference(self.policy) if is_base else as_used(self.policy, weights):
+            return evaluate(
+                self.policy,
+                self.inputs.scored,
+                rows,
+                self.config,
+                self.folder.evaluation(epoch),
+                self.processes,
+                self._stopping,
+            )
 
     def _open_policy(self, model: Any) -> Policy:
         config = self.config
@@ -197,155 +245,219 @@ class GRPOTrainer:
         check_frames(pipe, "evaluation.call", config.evaluation_call)
         return Policy(pipe, config.train, seed_for(config.seed, "lora"))
 
-    def _sample(self, groups: Sequence[Group], clock: report.Clock | None = None) -> list[Sampled]:
-        """Rolls out every group; scoring overlaps with sampling where a reward allows it."""
-        clock = clock or report.Clock()
-        pending = []
-        with Scorer(self.rewards) as scorer:
-            for group in groups:
-                rollouts, futures = [], []
-                for samples in self.plan.micro_batches:
-                    rollouts.append(self._rollout(group, samples))
-                    with clock("scoring"):
-                        rows = [group.row] * len(samples)
-                        futures.append(scorer.submit(rollouts[-1].samples, rows))
-                pending.append((group, rollouts, futures))
-            with clock("scoring"):
-                sampled = [
-                    Sampled(group=group, rollouts=rollouts, rewards=self._joined(futures))
-                    for group, rollouts, futures in pending
-                ]
-        for rollout in (r for s in sampled[SHEET_ROWS:] for r in s.rollouts):
-            rollout.samples.clear()  # scored, and not drawn; the frames of videos fill memory
-        return sampled
-
-    def _joined(self, futures: Sequence[dict[str, Future[Tensor]]]) -> dict[str, Tensor]:
-        """Scores of a group's micro-batches in order, (K,) by reward."""
-        names = [reward.name for reward in self.rewards]
-        return {name: torch.cat([future[name].result() for future in futures]) for name in names}
-
-    def _rollout(self, group: Group, samples: range) -> Rollout:
-        sampling = self.config.sampling
-
-        def noise(step: int, stream: int, shape: torch.Size) -> Tensor:
-            keys = [group.noise_key(sample, step, stream) for sample in samples]
-            return torch.stack([normal(shape[1:], self.config.seed, *key) for key in keys])
-
-        return self.policy.rollout(
-            group.row,
-            [group.seeds[sample] for sample in samples],
-            self.config.sampling_call,
-            kind=sampling.kind,
-            noise_level=sampling.noise_level,
-            window=group.window,
-            noise=noise,
-        )
-
-    def _accumulate(self, chosen: Sequence[tuple[Sampled, Tensor]], tally: Tally) -> None:
-        """Adds the gradients of one update: the mean over all its images and trained steps.
-
-        Tied groups count in the mean but are not replayed, unless the KL term wants them: their
-        advantages are 0.
-        """
-        total = len(chosen) * self.config.sampling.group_size * self.plan.window_size
-        for sampled, group_advantages in chosen:
-            if not group_advantages.any() and not self.config.train.kl_weight:
-                continue
-            parts = group_advantages.split([len(batch) for batch in self.plan.micro_batches])
-            for rollout, part in zip(sampled.rollouts, parts, strict=True):
-                self._replay(rollout, part.float().to(self.policy.device), total, tally)
-
-    def _replay(self, rollout: Rollout, advantages: Tensor, total: int, tally: Tally) -> None:
-        """Backward of one micro-batch, step by step."""
-        train = self.config.train
-        reference_means: dict[tuple[int, int], Tensor] = {}
-        if train.kl_weight:
-            with reference(self.policy):
-                self.policy.replay(
-                    rollout,
-                    lambda step, now: reference_means.update({step.key: now.mean}),
-                    gradients=False,
-                )
-
-        def on_step(step: Step, now: Gaussian) -> None:
-            assert step.mean is not None
-            old_log_prob = log_prob(step.next_latents, step.mean, step.std)
-            new_log_prob = log_prob(step.next_latents, now.mean, now.std)
-            loss = clipped(new_log_prob, old_log_prob, advantages, train.clip_range)
-            values, deviation = loss.values, (loss.ratio - 1).abs()
-            if not self.updated:
-                self._check_ratio(step, float(deviation.max()))
-            logged = {
-                "ratio_deviation": deviation,
-                "clip_fraction_low": loss.clipped_low,
-                "clip_fraction_high": loss.clipped_high,
-            }
-            if train.kl_weight:
-                kl = kl_divergence(now.mean, reference_means[step.key], now.std)
-                values = values + train.kl_weight * kl
-                logged["kl"] = kl
-            (values.sum() / total).backward()
-            tally.add(**logged)
-
-        self.policy.replay(rollout, on_step)
-
-    def _check_ratio(self, step: Step, deviation: float) -> None:
-        """Until this process updates them, the weights are those that sampled: every ratio is 1."""
-        allowed = self.config.train.replay_tolerance
-        if not deviation <= allowed:
-            raise ReplayError(
-                f"{type(self.policy.pipe).__name__} step {step.index} replays {deviation:.1e} away "
-                f"from its rollout before any update (allowed {allowed:.1e}); an option in "
-                "sampling.call may depend on more than its inputs."
+    def _check_shares(self) -> None:
+        """Whether the groups can be shared out among the processes."""
+        count, groups = self.processes.count, self.config.sampling.groups_per_epoch
+        size = len(self.plan.shares()[0])
+        if self.config.train.shard and size % count:
+            raise ConfigError(
+                f"sampling.groups_per_epoch is {groups}, which makes {size} groups an update, but "
+                f"with train.shard these must be a multiple of the {count} processes; use "
+                f"{groups // size * count * max(1, round(size / count))}."
+            )
+        if size < count and self.processes.first:
+            print(
+                f"warning: an update has {size} groups, so {count - size} of the {count} processes "
+                "wait; make sampling.groups_per_epoch larger.",
+                file=sys.stderr,
             )
 
-    def _step(self) -> float:
-        """One optimiser step; returns the gradient's norm before clipping.
+    def _sampled(
+        self, groups: Sequence[Group], clock: report.Clock
+    ) -> tuple[dict[int, Sampled], dict[str, list[Tensor]], dict[str, float]]:
+        """Samples this process's groups, and shares the rewards.
+
+        Returns:
+            Own groups by index, the rewards of all groups in order, and what was seen of samples.
 
         Raises:
-            RuntimeError: the gradient is not finite; the weights stay as they were.
+            Stopped: some process has samples or rewards that are not finite.
         """
-        parameters = list(self.policy.parameters.values())
-        limit = self.config.train.max_grad_norm
-        norm = torch.nn.utils.clip_grad_norm_(parameters, limit, error_if_nonfinite=True)
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
-        self.updated = True
-        if self.state.average is not None and self.config.train.ema:
-            for name, parameter in self.policy.parameters.items():
-                self.state.average[name].lerp_(parameter.detach(), 1 - self.config.train.ema)
-        return float(norm)
+        problem, own = None, []
+        try:
+            own = self.sample(self.processes.own(groups), clock)
+        except Stopped as stop:
+            problem = [stop.reason, str(stop)]
+        velocities = [value for sampled in own for value in sampled.velocities]
+        said = self.processes.gather(
+            {
+                "problem": problem,
+                "rewards": [{n: r.tolist() for n, r in s.rewards.items()} for s in own],
+                "flat": sum(sampled.flat for sampled in own),
+                "velocity": sum(velocities),
+                "count": len(velocities),
+            }
+        )
+        for one in said:
+            if one["problem"]:
+                raise Stopped(*one["problem"])
+        if sum(len(one["rewards"]) for one in said) < len(groups):
+            return {}, {}, {}  # broken off by a signal
+        shares = [one["rewards"] for one in said]
+        joined = self.processes.joined(shares, len(groups))
+        rewards = {
+            r.name: [torch.tensor(g[r.name], dtype=torch.float64) for g in joined]
+            for r in self.rewards
+        }
+        flat = sum(one["flat"] for one in said) / self.plan.images_per_epoch
+        velocity = sum(one["velocity"] for one in said) / sum(one["count"] for one in said)
+        seen = {**({"flat_images": flat} if flat else {}), "velocity": velocity}
+        return {s.group.index: s for s in own}, rewards, seen
 
-    def _evaluate(self, epoch: int) -> None:
-        """Scores train and test prompts with the stock sampler; epoch 0 is the base model."""
-        rows = {"train_prompts": self.inputs.rows, "test_prompts": self.inputs.test_rows}
-        weights = self.policy.start if epoch == 0 else self.state.average
-        is_base = epoch == 0 and weights is None
-        with reference(self.policy) if is_base else as_used(self.policy, weights):
-            evaluate(
-                self.policy, self.inputs.scored, rows, self.config, self.folder.evaluation(epoch)
+    def _to_replay(self, share: range, group_advantages: Sequence[Tensor]) -> list[int]:
+        """This process's groups of an update that are replayed.
+
+        Tied groups count in the mean but are not replayed, unless the KL term wants them: their
+        advantages are 0. A sharded denoiser runs on all processes or on none.
+        """
+        rank, count = self.processes.rank, self.processes.count
+
+        def teaches(index: int) -> bool:
+            return bool(group_advantages[index].any()) or self.config.train.kl_weight > 0
+
+        if self.policy.is_sharded:
+            turns = [share[start : start + count] for start in range(0, len(share), count)]
+            return [turn[rank] for turn in turns if any(map(teaches, turn))]
+        return [index for index in share if index % count == rank and teaches(index)]
+
+    def _counted(self, tally: Tally) -> dict[str, float]:
+        """Means over the pairs of all processes; adds their denoiser calls to the state."""
+        sums, count = tally.totals()
+        said = self.processes.gather({"sums": sums, "count": count, "passes": self.policy.passes})
+        self.policy.passes = dict.fromkeys(self.policy.passes, 0)
+        for name in self.state.passes:
+            self.state.passes[name] += sum(one["passes"][name] for one in said)
+        total = sum(one["count"] for one in said)
+        names = dict.fromkeys(name for one in said for name in one["sums"])
+        return {name: sum(one["sums"].get(name, 0.0) for one in said) / total for name in names}
+
+    def _checksum(self) -> str:
+        """Of the trained weights.
+
+        Raises:
+            RuntimeError: they differ between processes.
+        """
+        own = processes.checksum(list(self.policy.parameters.values()))
+        sums = self.processes.gather(own)
+        if self.policy.is_sharded:
+            return f"{sum(sums) % 2**64:016x}"
+        if len(set(sums)) > 1:
+            raise RuntimeError(
+                f"weights differ between processes after epoch {self.state.epoch}; give every "
+                "machine the same versions and the same kind of device, and go on with --resume."
             )
+        return f"{own:016x}"
+
+    def _guard(self) -> None:
+        for finding in findings(self.history, self.config.guards):
+            if finding.action == "stop":
+                raise Stopped(finding.reason, finding.message)
+            if self.processes.first:
+                print(f"warning: {finding.message}", file=sys.stderr)
+
+    def _save(self, drawn: Sequence[tuple[Sampled, Tensor]] = ()) -> None:
+        """A checkpoint of now, with a sheet of the samples that `drawn` has with their totals."""
+        config, folder = self.config, self.folder
+        if drawn and self.processes.first:
+            sheet = samples_for_a_sheet(*zip(*drawn, strict=True))
+            folder.save_samples(self.state.epoch, sheet, frame_rate(config, config.sampling.call))
+        checkpoint.save(folder.checkpoints, self.learner, self.state, config, self.processes)
+        self._saved = self.state.epoch
+        self._rotate()
+
+    def _rotate(self) -> None:
+        if self.processes.first:
+            folder = self.folder.checkpoints
+            saved = [checkpoint.epoch_of(path) for path in checkpoint.checkpoints(folder)]
+            best = checkpoint.best_epoch(self.folder.headlines(self.inputs.scored[0].name), saved)
+            checkpoint.rotate(folder, self.config.checkpoint_keep, best)
+
+    def _evaluate_if_due(self) -> None:
+        every, epoch = self.config.evaluation.every, self.state.epoch
+        if not (every and epoch and epoch % every == 0):
+            return
+        if not self.processes.agree(self.folder.is_evaluated(epoch)):
+            self.evaluate(epoch)
+            self._leave_if_asked()
+            self._rotate()
+
+    def _stopping(self) -> bool:
+        """Whether to break off; a sharded run does so on all processes at once."""
+        made = self.request.made
+        return self.processes.any(made) if self.policy.is_sharded else made
+
+    def _leave_if_asked(self) -> None:
+        """Where a signal has reached any process: saves what is not saved yet, and leaves."""
+        signal = max(self.processes.gather(self.request.signal))
+        if not signal:
+            return
+        if self._saved != self.state.epoch:
+            self._save()
+        self.processes.leave()
+        raise Interrupted(
+            signal,
+            f"stopped by signal {signal}; epoch {self.state.epoch} is saved, go on with --resume.",
+        )
+
+    def _go_back(self) -> bool:
+        """To the newest whole checkpoint; False where there is none."""
+        found = checkpoint.newest(self.folder.checkpoints) if self.processes.first else None
+        found = self.processes.agree(found and [found[0].name, found[1]])
+        if found is None:
+            return False
+        name, manifest = found
+        now = plain(self.config)
+        refuse_changes(manifest["config"], now)
+        for key, how in changes(manifest["config"], now).items():
+            if self.processes.first:
+                print(f"{key} {how}, which a resumed run may change.", file=sys.stderr)
+        self.state = checkpoint.load(self.folder.checkpoints / name, manifest, self.learner)
+        self.learner.slow_down(self.config.guards.rollback_lr**self.state.rollbacks)
+        self._saved = self.state.epoch
+        return True
+
+    def _roll_back(self, stop: Stopped) -> bool:
+        """Goes on from the newest checkpoint with a lower learning rate, if guards.rollbacks allows
+        one more."""
+        guards, done = self.config.guards, self.state.rollbacks
+        if done >= guards.rollbacks or not self._go_back():
+            return False
+        self.state.rollbacks = done + 1
+        self.learner.slow_down(guards.rollback_lr ** (done + 1))
+        self.policy.passes = dict.fromkeys(self.policy.passes, 0)
+        if self.processes.first:
+            self.folder.begin(self.config, self.inputs.fingerprint, self.state.epoch)
+            print(
+                f"warning: {stop} Went back to epoch {self.state.epoch} with lr "
+                f"{guards.rollback_lr ** (done + 1) * self.config.train.lr:g}.",
+                file=sys.stderr,
+            )
+        self.history = [line for line in self.history if line["epoch"] <= self.state.epoch]
+        return True
+
+    def _note(self, reason: str, message: str) -> None:
+        """Writes why the run ended early."""
+        if self.processes.first:
+            found = [path.name for path in checkpoint.checkpoints(self.folder.checkpoints)]
+            self.folder.note_stop(reason, message, self.state.epoch, found[-1] if found else None)
 
     def _finish(self, clock: report.Clock) -> dict[str, Any]:
         """Evaluates and saves the result, and leaves it in the pipeline: the average, if any."""
         state = self.state
-        if not self.folder.is_evaluated(state.epoch):
+        if not self.processes.agree(self.folder.is_evaluated(state.epoch)):
             with clock("evaluation"):
-                self._evaluate(state.epoch)
-        if state.average is not None:
-            load_weights(self.policy, state.average)
+                self.evaluate(state.epoch)
+            self._leave_if_asked()
+        if self.learner.average is not None:
+            load_weights(self.policy, self.learner.average)
         with as_used(self.policy):
-            checkpoint.save_result(self.folder.lora, self.policy, self.config)
-        totals = {"seconds": round(clock.total, 1), "images": state.images, **self.policy.passes}
-        headline = self.inputs.scored[0].name
-        return report.summarise(self.folder, headline, state.epoch, totals)
-
-
-def samples_for_a_sheet(
-    samples: Sequence[Sampled], totals: Sequence[Tensor]
-) -> list[tuple[str, list[Any], list[float]]]:
-    """(prompt, samples, total rewards) of the groups that are drawn."""
-    return [
-        (s.group.row.prompt, [sample for r in s.rollouts for sample in r.samples], total.tolist())
-        for s, total in list(zip(samples, totals, strict=True))[:SHEET_ROWS]
-    ]
+            checkpoint.save_result(
+                self.folder.lora, self.policy, self.config, write=self.processes.first
+            )
+        summary = None
+        if self.processes.first:
+            self._rotate()
+            totals = {"seconds": round(clock.total, 1), "images": state.images, **state.passes}
+            headline = self.inputs.scored[0].name
+            summary = report.summarise(self.folder, headline, state.epoch, totals)
+        return self.processes.agree(summary)

@@ -76,7 +76,7 @@ def main(
         backward = watches.timed("denoiser backward", torch.Tensor.backward)
         with (
             patch("flowgrpo.trainer.refuse_constant"),
-            patch.object(GRPOTrainer, "_evaluate"),
+            patch.object(GRPOTrainer, "evaluate"),
             patch.object(GRPOTrainer, "_finish"),
             patch.object(torch.Tensor, "backward", backward),
         ):

@@ -34,7 +34,8 @@ def main(
     import torch
 
     from flowgrpo.advantages import advantages
-    from flowgrpo.trainer import GRPOTrainer, Tally
+    from flowgrpo.learner import Tally
+    from flowgrpo.trainer import GRPOTrainer
 
     print(f"{'reward':>7} {'spread':>7} {'images':>8} {'seconds':>8} {'s/err':>6}  setting")
     for setting in settings:
@@ -47,18 +48,19 @@ def main(
         groups = max(4, images // args.sampling.group_size)
         started = time.perf_counter()
         plans = [g for epoch in range(groups) for g in run.plan.groups(epoch)][:groups]
-        samples = run._sample(plans)
+        samples = run.sample(plans)
         rewards = {r.name: [s.rewards[r.name] for s in samples] for r in run.rewards}
         values = advantages(rewards, {r.name: r.weight for r in run.rewards}, args.train.advantage)
         gradients = []
         for start in range(0, groups, chunk):
             part = list(zip(samples, values, strict=True))[start : start + chunk]
-            run._accumulate(part, Tally())
+            pairs = len(part) * args.sampling.group_size * run.plan.window_size
+            run.learner.accumulate(part, pairs, Tally())
             parameters = run.policy.parameters.values()
             gradients.append(
                 torch.cat([p.grad.flatten() for p in parameters if p.grad is not None]).double()
             )
-            run.optimiser.zero_grad()
+            run.learner.optimiser.zero_grad()
         seconds = time.perf_counter() - started
         stack = torch.stack(gradients)
         products = stack @ stack.T

@@ -11,6 +11,7 @@ from families.family import SHORT
 
 from flowgrpo import ConfigError, GRPOConfig, GRPOTrainer
 from flowgrpo.evaluate import evenly_spaced
+from flowgrpo.learner import Tally
 from flowgrpo.pipelines import modules_of
 from flowgrpo.policy import Policy, reference
 from flowgrpo.prompts import Row
@@ -63,7 +64,7 @@ def optimiser_state(run):
     return {
         f"{name}.{key}": value
         for name, parameter in run.policy.parameters.items()
-        for key, value in run.optimiser.state[parameter].items()
+        for key, value in run.learner.optimiser.state[parameter].items()
     }
 
 
@@ -71,11 +72,9 @@ def gradients(folder, **sampling):
     run = trainer(
         folder, sampling={"group_size": 8, "window": 3, "groups_per_epoch": 2, **sampling}
     )
-    samples = run._sample(run.plan.groups(0))
+    samples = run.sample(run.plan.groups(0))
     advantages = [torch.linspace(-1, 1, 8, dtype=torch.float64)] * 2
-    from flowgrpo.trainer import Tally
-
-    run._accumulate(list(zip(samples, advantages, strict=True)), Tally())
+    run.learner.accumulate(list(zip(samples, advantages, strict=True)), 2 * 8 * 3, Tally())
     return {name: p.grad.clone() for name, p in run.policy.parameters.items()}
 
 
@@ -140,7 +139,7 @@ def test_without_kl_weight_no_reference_forward_is_made(tmp_path):
     for weight in (0.0, 0.1):
         run = trainer(tmp_path / str(weight), train={"epochs": 1, "kl_weight": weight})
         run.train()
-        counts[weight] = run.policy.passes["denoiser_forwards"]
+        counts[weight] = run.state.passes["denoiser_forwards"]
         assert ("kl" in metrics(tmp_path / str(weight))[0]) == (weight > 0)
     # 4 groups x (5 sampled + 2 replayed) steps; the reference replays 2 more.
     assert counts == {0.0: 28, 0.1: 36}
@@ -204,7 +203,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     assert metrics(tmp_path / "resumed") == metrics(tmp_path / "straight")
     for name, parameter in straight.policy.parameters.items():
         assert torch.equal(parameter, resumed.policy.parameters[name]), name
-        assert torch.equal(straight.state.average[name], resumed.state.average[name])
+        assert torch.equal(straight.learner.average[name], resumed.learner.average[name])
     assert optimiser_state(straight).keys() == optimiser_state(resumed).keys()
     for name, value in optimiser_state(straight).items():
         assert torch.equal(value, optimiser_state(resumed)[name]), name
@@ -229,7 +228,7 @@ def test_evaluation_shows_the_average_and_leaves_training_alone(tmp_path):
     assert metrics(tmp_path / "run") == metrics(tmp_path / "plain")
     assert sorted(run.folder.evaluations()) == [0, 1, 2, 3]
     for name, parameter in run.policy.parameters.items():
-        assert torch.equal(parameter, run.state.average[name])
+        assert torch.equal(parameter, run.learner.average[name])
     live = plain.policy.parameters
     assert any(not torch.equal(live[n], p) for n, p in run.policy.parameters.items())
 
@@ -294,7 +293,7 @@ def test_a_reward_that_misbehaves_stops_the_run_by_name(tmp_path, values, messag
 
     run = trainer(tmp_path / "run", reward=broken, train={"epochs": 1})
     with pytest.raises(RewardError, match=message):
-        run._sample(run.plan.groups(0))
+        run.sample(run.plan.groups(0))
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 1)])
@@ -304,7 +303,7 @@ def test_tensors_and_arrays_are_scores(tmp_path, shape):
 
     run = trainer(tmp_path / "run", reward=of_tensor)
     plain = trainer(tmp_path / "plain")
-    (a,), (b,) = run._sample(run.plan.groups(0)[:1]), plain._sample(plain.plan.groups(0)[:1])
+    (a,), (b,) = run.sample(run.plan.groups(0)[:1]), plain.sample(plain.plan.groups(0)[:1])
     assert torch.allclose(a.rewards["of_tensor"], b.rewards["redness"], atol=1e-6)
 
 
@@ -337,7 +336,7 @@ def test_a_resume_with_another_setting_names_it(tmp_path):
 def test_a_resume_before_the_first_checkpoint_refuses_other_settings_too(tmp_path):
     run = trainer(tmp_path / "run")
     run.folder.begin(run.config, run.inputs.fingerprint, 0)
-    run._evaluate(0)
+    run.evaluate(0)
     with pytest.raises(ConfigError, match="seed was 0 and is 9"):
         trainer(tmp_path / "run", resume=True, seed=9)
     assert trainer(tmp_path / "run", resume=True).state.epoch == 0
@@ -385,7 +384,7 @@ def test_latents_that_are_not_finite_stop_the_run(tmp_path):
     with torch.no_grad():
         next(iter(run.policy.parameters.values())).fill_(float("nan"))
     with pytest.raises(RuntimeError, match=r"latents of prompt .* are not finite; lower train.lr"):
-        run._sample(run.plan.groups(0))
+        run.sample(run.plan.groups(0))
 
 
 def test_a_reward_that_draws_on_its_images_spoils_nothing(tmp_path):
@@ -405,7 +404,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_weights_move(tmp_path):
     run = trainer(tmp_path / "run", train={"epochs": 1})
     before = {name: p.detach().clone() for name, p in run.policy.parameters.items()}
     next(iter(run.policy.parameters.values())).register_hook(lambda g: g * float("nan"))
-    with pytest.raises(RuntimeError, match="non-finite"):
+    with pytest.raises(RuntimeError, match="the gradient of an update is nan, which is not finite"):
         run.train()
     assert all(torch.equal(p, before[name]) for name, p in run.policy.parameters.items())
 
@@ -457,7 +456,7 @@ def test_a_pipeline_that_has_an_adapter_is_refused(tmp_path):
 def test_the_number_of_optimiser_steps_is_the_plans(tmp_path):
     run = trainer(tmp_path / "run", train={"epochs": 3, "updates_per_epoch": 4, "passes": 2})
     run.train()
-    steps = {int(state["step"]) for state in run.optimiser.state.values()}
+    steps = {int(state["step"]) for state in run.learner.optimiser.state.values()}
     assert steps == {run.plan.optimiser_steps} == {12}
 
 
@@ -478,7 +477,7 @@ def test_scores_join_their_images_when_scoring_is_slow_and_overlaps(tmp_path):
     fast = trainer(tmp_path / "a", sampling={"micro_batch_size": 3})
     late = trainer(tmp_path / "b", reward=slow, sampling={"micro_batch_size": 3})
     for a, b in zip(
-        fast._sample(fast.plan.groups(0)), late._sample(late.plan.groups(0)), strict=True
+        fast.sample(fast.plan.groups(0)), late.sample(late.plan.groups(0)), strict=True
     ):
         assert torch.equal(a.rewards["redness"], b.rewards["slow"])
 
@@ -512,7 +511,7 @@ def test_a_missing_column_is_refused_before_the_model_loads(tmp_path):
 
 def test_a_replay_that_drifts_stops_the_run(tmp_path):
     run = trainer(tmp_path / "run", train={"epochs": 1})
-    sample = run._sample
+    sample = run.sample
 
     def disturbed(*arguments):
         samples = sample(*arguments)
@@ -521,7 +520,7 @@ def test_a_replay_that_drifts_stops_the_run(tmp_path):
                 parameter.add_(0.3)
         return samples
 
-    run._sample = disturbed
+    run.sample = disturbed
     with pytest.raises(
         ReplayError, match=r"step \d replays .* away from its rollout before any update"
     ):

@@ -1,0 +1,184 @@
+"""Updates: replay rollouts with gradients, and move the weights."""
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowgrpo.config import GRPOConfig
+from flowgrpo.guards import Stopped
+from flowgrpo.kernels import Gaussian, kl_divergence, log_prob
+from flowgrpo.objectives import clipped
+from flowgrpo.policy import Policy, Rollout, reference
+from flowgrpo.processes import Processes
+from flowgrpo.sampling import Sampled
+from flowgrpo.sharding import whole
+from flowgrpo.tape import ReplayError, Step
+
+
+@dataclass(kw_only=True)
+class Tally:
+    """Sums over the (image, step) pairs of an epoch, as tensors: nothing waits for a device."""
+
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    count: int = 0
+
+    def add(self, **values: Tensor) -> None:
+        """Adds (B,) values of one step."""
+        for name, value in values.items():
+            total = value.detach().double().sum()
+            self.sums[name] = self.sums[name] + total if name in self.sums else total
+        self.count += len(next(iter(values.values())))
+
+    def totals(self) -> tuple[dict[str, float], int]:
+        return {name: float(total) for name, total in self.sums.items()}, self.count
+
+
+class Learner:
+    """The policy's optimiser and its average.
+
+    Gradients are exact sums over (image, step) divided by the update's count over all processes,
+    whatever the micro-batch.
+    """
+
+    def __init__(self, policy: Policy, config: GRPOConfig, processes: Processes):
+        train = config.train
+        self.policy, self.config, self.processes = policy, config, processes
+        self.optimiser = torch.optim.AdamW(
+            list(policy.parameters.values()),
+            lr=train.lr,
+            betas=train.betas,
+            weight_decay=train.weight_decay,
+        )
+        self.average: dict[str, Tensor] | None = None
+        """The exponential moving average of the trained weights."""
+        if train.ema:
+            self.average = {n: p.detach().clone() for n, p in policy.parameters.items()}
+        self.on_policy = True
+        """The weights are those that sampled: every ratio is 1."""
+        self._warned = False
+        self._scale = 0.0
+
+    def slow_down(self, factor: float) -> None:
+        """Sets the learning rate to `factor` times that of the config."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = factor * self.config.train.lr
+
+    def accumulate(
+        self, chosen: Sequence[tuple[Sampled, Tensor]], pairs: int, tally: Tally
+    ) -> None:
+        """Adds the gradients of groups with their advantages (K,).
+
+        Args:
+            pairs: (image, step) pairs of the whole update, by which their sum is divided.
+        """
+        for sampled, advantages in chosen:
+            parts = advantages.split([len(rollout.seeds) for rollout in sampled.rollouts])
+            for rollout, part in zip(sampled.rollouts, parts, strict=True):
+                self._replay(rollout, part.float().to(self.policy.device), pairs, tally)
+
+    def _replay(self, rollout: Rollout, advantages: Tensor, pairs: int, tally: Tally) -> None:
+        """Backward of one micro-batch, step by step."""
+        train = self.config.train
+        reference_means: dict[tuple[int, int], Tensor] = {}
+        if train.kl_weight:
+            with reference(self.policy):
+                self.policy.replay(
+                    rollout,
+                    lambda step, now: reference_means.update({step.key: now.mean}),
+                    gradients=False,
+                )
+
+        def on_step(step: Step, now: Gaussian) -> None:
+            assert step.mean is not None
+            old_log_prob = log_prob(step.next_latents, step.mean, step.std)
+            new_log_prob = log_prob(step.next_latents, now.mean, now.std)
+            loss = clipped(new_log_prob, old_log_prob, advantages, train.clip_range)
+            values, deviation = loss.values, (loss.ratio - 1).abs()
+            if self.on_policy:
+                self._check_ratio(step, float(deviation.max()))
+            logged = {
+                "ratio_deviation": deviation,
+                "clip_fraction_low": loss.clipped_low,
+                "clip_fraction_high": loss.clipped_high,
+            }
+            if train.kl_weight:
+                kl = kl_divergence(now.mean, reference_means[step.key], now.std)
+                values = values + train.kl_weight * kl
+                logged["kl"] = kl
+            (values.sum() / pairs * self._loss_scale(pairs, now.mean)).backward()
+            tally.add(loss=values, **logged)
+
+        self.policy.replay(rollout, on_step)
+
+    def _check_ratio(self, step: Step, deviation: float) -> None:
+        allowed, guards = self.config.train.replay_tolerance, self.config.guards
+        if deviation <= allowed or guards.replay == "off":
+            return
+        message = (
+            f"{type(self.policy.pipe).__name__} step {step.index} replays {deviation:.1e} away "
+            f"from its rollout before any update (allowed {allowed:.1e}); an option in "
+            "sampling.call may depend on more than its inputs."
+        )
+        if guards.replay == "stop" or math.isnan(deviation):
+            raise ReplayError(message)
+        if not self._warned:
+            print(f"warning: {message}", file=sys.stderr)
+        self._warned = True
+
+    def _loss_scale(self, pairs: int, mean: Tensor) -> float:
+        """A power of two that keeps the gradients of float16 activations in range, constant within
+        an update: the loss is a mean over pairs and latent dimensions, each a small share of it."""
+        if not self._scale:
+            half = any(d.dtype == torch.float16 for d in self.policy.denoisers.values())
+            self._scale = 2.0 ** int(math.log2(pairs * mean[0].numel())) if half else 1.0
+        return self._scale
+
+    def step(self, tally: Tally) -> float:
+        """One optimiser step; returns the gradient's norm before clipping.
+
+        Raises:
+            Stopped: the loss or its gradient is not finite; the weights stay as they were.
+        """
+        parameters = list(self.policy.parameters.values())
+        if self._scale > 1:
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad /= self._scale
+        self._scale = 0.0
+        if not self.policy.is_sharded:  # else they are summed already
+            self.processes.sum_gradients(parameters)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.train.max_grad_norm)
+        norm = float(whole(norm))
+        if not math.isfinite(norm):
+            loss = float(tally.sums.get("loss", torch.zeros(())))
+            name = "gradient" if math.isfinite(loss) else "loss"
+            self.optimiser.zero_grad(set_to_none=True)
+            raise Stopped(
+                f"{name}_not_finite",
+                f"the {name} of an update is {loss if name == 'loss' else norm}, which is not "
+                "finite; the weights stay as they were: lower train.lr, or take model.dtype "
+                "float32.",
+            )
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        self.on_policy = False
+        if self.average is not None and self.config.train.ema:
+            for name, parameter in self.policy.parameters.items():
+                self.average[name].lerp_(parameter.detach(), 1 - self.config.train.ema)
+        return norm
+
+    def state(self) -> dict[str, Tensor]:
+        """Weights, average and moments by name, as whole tensors; sharded ones on all processes,
+        which must all ask."""
+        named = self.policy.parameters
+        tensors: dict[str, Any] = {f"adapter/{n}": p.detach() for n, p in named.items()}
+        tensors |= {f"average/{name}": value for name, value in (self.average or {}).items()}
+        for name, parameter in named.items():
+            for key, value in self.optimiser.state.get(parameter, {}).items():
+                tensors[f"optimiser/{key}/{name}"] = value
+        return {name: whole(value).contiguous() for name, value in tensors.items()}

@@ -1,0 +1,113 @@
+"""Rolls out groups and scores them."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flowgrpo.drawings import SHEET_ROWS
+from flowgrpo.media import frames_of
+from flowgrpo.plan import Group, Plan
+from flowgrpo.policy import Policy, Rollout
+from flowgrpo.randomness import normal
+from flowgrpo.report import Clock
+from flowgrpo.scoring import Reward, Scorer
+
+
+@dataclass(kw_only=True)
+class Sampled:
+    """One group after sampling: rollouts in order, and rewards (K,) float64 by name."""
+
+    group: Group
+    rollouts: list[Rollout]
+    rewards: dict[str, Tensor]
+    flat: int
+    """Number of samples that are of one colour throughout."""
+
+    @property
+    def velocities(self) -> list[float]:
+        """Root mean squares of the velocity, one an image and trained step."""
+        steps = [step for rollout in self.rollouts for step in rollout.tape.window_steps]
+        return [value for step in steps for value in step.velocity.tolist()]
+
+
+def sample_groups(
+    policy: Policy,
+    plan: Plan,
+    rewards: Sequence[Reward],
+    groups: Sequence[Group],
+    clock: Clock | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> list[Sampled]:
+    """Rolls out every group; scoring overlaps with sampling where a reward allows it.
+
+    Args:
+        stopping: asked before each micro-batch; where it says so, groups are missing.
+    """
+    clock = clock or Clock()
+    pending = []
+    with Scorer(rewards) as scorer:
+        for group in groups:
+            rollouts, futures = [], []
+            for samples in plan.micro_batches:
+                if stopping():
+                    return []
+                rollouts.append(roll_out(policy, plan, group, samples))
+                with clock("scoring"):
+                    rows = [group.row] * len(samples)
+                    futures.append(scorer.submit(rollouts[-1].samples, rows))
+            pending.append((group, rollouts, futures))
+        with clock("scoring"):
+            sampled = [
+                Sampled(
+                    group=group,
+                    rollouts=rollouts,
+                    rewards={reward.name: _joined(futures, reward.name) for reward in rewards},
+                    flat=sum(_is_flat(s) for rollout in rollouts for s in rollout.samples),
+                )
+                for group, rollouts, futures in pending
+            ]
+    for rollout in (r for s in sampled[SHEET_ROWS:] for r in s.rollouts):
+        rollout.samples.clear()  # scored, and not drawn; the frames of videos fill memory
+    return sampled
+
+
+def roll_out(policy: Policy, plan: Plan, group: Group, samples: range) -> Rollout:
+    """One micro-batch of a group."""
+    config = plan.config
+
+    def noise(step: int, stream: int, shape: torch.Size) -> Tensor:
+        keys = [group.noise_key(sample, step, stream) for sample in samples]
+        return torch.stack([normal(shape[1:], config.seed, *key) for key in keys])
+
+    return policy.rollout(
+        group.row,
+        [group.seeds[sample] for sample in samples],
+        config.sampling_call,
+        kind=config.sampling.kind,
+        noise_level=config.sampling.noise_level,
+        window=group.window,
+        noise=noise,
+    )
+
+
+def samples_for_a_sheet(
+    samples: Sequence[Sampled], totals: Sequence[Tensor]
+) -> list[tuple[str, list, list[float]]]:
+    """(prompt, samples, total rewards) of the groups that are drawn."""
+    return [
+        (s.group.row.prompt, [sample for r in s.rollouts for sample in r.samples], total.tolist())
+        for s, total in list(zip(samples, totals, strict=True))[:SHEET_ROWS]
+    ]
+
+
+def _joined(futures: Sequence[dict[str, Future[Tensor]]], name: str) -> Tensor:
+    """Scores of a group's micro-batches in order, (K,)."""
+    return torch.cat([future[name].result() for future in futures])
+
+
+def _is_flat(sample: object) -> bool:
+    """Every pixel of every frame has the same colour."""
+    return all(low == high for frame in frames_of(sample) for low, high in frame.getextrema())

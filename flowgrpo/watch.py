@@ -1,0 +1,125 @@
+"""Notices within a minute that another process of the run is gone, and ends this one.
+
+A collective may wait for ever for a process that died, and a rollout may take longer than anyone
+wants to wait. So every process beats once a second in a store that the first one keeps, and a
+thread in each listens to the others.
+"""
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import TCPStore
+
+BEAT = 1.0
+"""Seconds between two signs of life."""
+SILENCE = 30.0
+"""Seconds after which a silent process counts as dead; it may also hang."""
+GRACE = 5.0
+"""Seconds that a failed message between processes waits for the reason to be known."""
+
+
+class Watch:
+    """Beats for this process and listens to the others.
+
+    Args:
+        rank: of this process; `count`: of all.
+        agree: what the first process says, on all.
+    """
+
+    def __init__(self, rank: int, count: int, agree: Callable[[Any], Any]):
+        self.rank, self.count = rank, count
+        self.on_loss: Callable[[str], None] = lambda reason: None
+        """Called with the reason just before this process ends."""
+        self._ended = threading.Event()
+        self._store = _open_store(rank, count, agree)
+        self._store.set(f"beat/{rank}", "0")
+        agree(None)  # every process has beaten once
+        self._thread = threading.Thread(target=self._listen, name="watch", daemon=True)
+        self._thread.start()
+
+    def tell(self, reason: str) -> None:
+        """This process stops on an error: the others shall stop at once, and say why."""
+        try:
+            self._store.set("failed", f"process {self.rank} stopped: {reason}")
+        except RuntimeError:
+            return  # the first process is gone with its store; the others notice by themselves
+        time.sleep(2 * BEAT)  # else a first process takes the store along before all have read it
+
+    def ending(self) -> None:
+        """From here on processes may leave."""
+        self._ended.set()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _listen(self) -> None:
+        beats: dict[int, tuple[bytes, float]] = {}
+        count = 0
+        while not self._ended.wait(BEAT):
+            count += 1
+            try:
+                reason = self._heard(count, beats)
+            except RuntimeError:
+                reason = "process 0 is gone"
+            if reason and not self._ended.is_set():
+                self._end(reason)
+
+    def _heard(self, count: int, beats: dict[int, tuple[bytes, float]]) -> str | None:
+        """Beats, and listens once; returns what is wrong with another process, if anything."""
+        self._store.set(f"beat/{self.rank}", str(count))
+        if self._store.check(["failed"]):
+            told = self._store.get("failed").decode()
+            return None if told.startswith(f"process {self.rank} ") else told
+        now = time.monotonic()
+        others = [rank for rank in range(self.count) if rank != self.rank]
+        heard = self._store.multi_get([f"beat/{rank}" for rank in others])
+        for rank, beat in zip(others, heard, strict=True):
+            if rank not in beats or beats[rank][0] != beat:
+                beats[rank] = (beat, now)
+            elif now - beats[rank][1] > SILENCE:
+                return f"process {rank} has been silent for {SILENCE:.0f} s"
+        return None
+
+    def _end(self, reason: str) -> None:
+        self.on_loss(reason)
+        print(
+            f"flowgrpo: {reason}; process {self.rank} stops, too. Go on with --resume.",
+            file=sys.stderr,
+            flush=True,
+        )
+        sys.stdout.flush()
+        os._exit(1)  # the main thread may wait in a collective that nothing else can interrupt
+
+
+@contextmanager
+def lost(watch: Watch | None) -> Iterator[None]:
+    """Around messages between processes: one that fails waits for the watch to say why."""
+    try:
+        yield
+    except RuntimeError as error:
+        if watch is not None:
+            time.sleep(GRACE)  # the watch ends this process here if another one told its reason
+        raise RuntimeError(
+            "another process of the run is gone, so this one stops, too; go on with --resume."
+        ) from error
+
+
+def _open_store(rank: int, count: int, agree: Callable[[Any], Any]) -> TCPStore:
+    host = os.environ.get("MASTER_ADDR", "")
+    wait = timedelta(seconds=SILENCE)
+    if rank == 0:
+        store = TCPStore(host or "localhost", 0, is_master=True, wait_for_workers=False)
+        agree([host or socket.gethostname(), store.port])
+    else:
+        place, port = agree(None)
+        store = TCPStore(place, port, is_master=False, timeout=wait)
+    store.set_timeout(wait)
+    return store
