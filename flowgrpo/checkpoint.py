@@ -10,13 +10,13 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -58,28 +58,16 @@ def save(
     All processes call it; the first one writes.
 
     Raises:
-        RuntimeError: the disk is full, or the folder cannot be written; what was there is still
-        there.
+        OSError, SafetensorError: it cannot be written; what was there is still there.
     """
     target = folder / f"epoch-{state.epoch:04d}"
-    temporary = folder / f".{target.name}.partial"
     tensors = learner.state()
-    try:
-        if processes.first:
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
+    with _written_whole(target, write=processes.first) as temporary:
         with as_used(learner.policy, learner.average):
-            save_result(temporary, learner.policy, config, write=processes.first)
+            _write_result(temporary, learner.policy, config, write=processes.first)
         if processes.first:
             save_file(tensors, temporary / STATE)
             _write_manifest(temporary, state, config)
-            _put_in_place(temporary, target)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise RuntimeError(
-            f"checkpoint {target} cannot be written ({_reason(error)}); make room or correct the "
-            "folder's rights, and go on with --resume: all that was there before is still there."
-        ) from error
     return target
 
 
@@ -142,11 +130,17 @@ def best_epoch(scores: dict[int, float], saved: Collection[int]) -> int | None:
 
 
 def save_result(folder: Path, policy: Policy, config: GRPOConfig, *, write: bool = True) -> None:
-    """What was trained, as plain diffusers loads it, and a record of its settings.
+    """What was trained, as plain diffusers loads it, and a record of its settings; whole or as
+    before.
 
     Args:
         write: False on processes that only help to collect a sharded denoiser.
     """
+    with _written_whole(folder, write=write) as temporary:
+        _write_result(temporary, policy, config, write=write)
+
+
+def _write_result(folder: Path, policy: Policy, config: GRPOConfig, *, write: bool) -> None:
     policy.save(folder, write=write)
     if not write:
         return
@@ -182,18 +176,36 @@ def _write_manifest(folder: Path, state: State, config: GRPOConfig) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
 
 
+@contextmanager
+def _written_whole(target: Path, *, write: bool) -> Iterator[Path]:
+    """Within the block a folder under a temporary name is filled; then it takes `target`'s place.
+    Everything is on the disk before its name says so."""
+    temporary = target.with_name(f".{target.name}.partial")
+    if not write:
+        yield temporary
+        return
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        _put_in_place(temporary, target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
 def _put_in_place(temporary: Path, target: Path) -> None:
-    """Everything is on the disk before the name says that it is."""
     for path in _files(temporary):
         _sync(path)
     for path in [temporary, *(p for p in temporary.rglob("*") if p.is_dir())]:
         _sync(path)
+    former = target.with_name(f".{target.name}.removed")
+    shutil.rmtree(former, ignore_errors=True)
     if target.exists():
-        former = target.with_name(f".{target.name}.removed")
-        shutil.rmtree(former, ignore_errors=True)
         os.replace(target, former)
     os.replace(temporary, target)
     _sync(target.parent)
+    shutil.rmtree(former, ignore_errors=True)
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -233,7 +245,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)

@@ -152,8 +152,8 @@ class Learner:
         self._scale = 0.0
         if not self.policy.is_sharded:  # else they are summed already
             self.processes.sum_gradients(parameters)
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.train.max_grad_norm)
-        norm = float(whole(norm))
+        limit = self.config.train.max_grad_norm
+        norm = float(whole(torch.nn.utils.clip_grad_norm_(parameters, limit)))
         if not math.isfinite(norm):
             loss = float(tally.sums.get("loss", torch.zeros(())))
             name = "gradient" if math.isfinite(loss) else "loss"

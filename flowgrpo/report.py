@@ -1,5 +1,6 @@
 """The run folder: metrics, samples and the summary that people read."""
 
+import errno
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 import yaml
+from safetensors import SafetensorError
 from torch import Tensor
 
 from flowgrpo.config import ConfigError, GRPOConfig
@@ -21,6 +23,13 @@ from flowgrpo.evaluate import SCORES, load_scores, write_whole
 from flowgrpo.media import Sample
 
 BOOTSTRAP_SAMPLES = 10_000
+
+NOT_WRITABLE = {
+    getattr(errno, name)
+    for name in ("ENOSPC", "EFBIG", "EDQUOT", "EROFS", "EACCES", "EPERM", "EIO", "ENOTDIR")
+    if hasattr(errno, name)
+}
+"""Errors of a disk that is full, broken or closed to us."""
 
 
 class RunFolder:
@@ -40,6 +49,12 @@ class RunFolder:
         """
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"output_dir is {self.path}, but that is a file; name a folder.")
+        existing = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
+        if not os.access(existing, os.W_OK):
+            raise ConfigError(
+                f"output_dir is {self.path}, but {existing} cannot be written; correct its rights, "
+                "or name another folder."
+            )
         holds_run = self.is_evaluated(0)
         if holds_run and not resume:
             raise ConfigError(
@@ -54,6 +69,26 @@ class RunFolder:
             then = yaml.safe_load((self.path / "config.yaml").read_text())
             refuse_changes(then, plain(config))
             refuse_changes(json.loads((self.path / "inputs.json").read_text()), fingerprint)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Within the block a disk that is full or refuses becomes one sentence.
+
+        Raises:
+            RuntimeError: instead of the writer's own error.
+        """
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            full = isinstance(error, SafetensorError) or error.errno in NOT_WRITABLE
+            if not full:
+                raise
+            reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+            raise RuntimeError(
+                f"{getattr(error, 'filename', None) or self.path} cannot be written ({reason}); "
+                "make room or correct its rights, and go on with --resume: what was there is still "
+                "there."
+            ) from error
 
     def begin(self, config: GRPOConfig, fingerprint: dict[str, Any], epoch: int) -> None:
         """Writes the resolved config; drops what a resumed run does again after `epoch`."""

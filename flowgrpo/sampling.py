@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flowgrpo.drawings import SHEET_ROWS
-from flowgrpo.media import frames_of
+from flowgrpo.media import Sample, frames_of
 from flowgrpo.plan import Group, Plan
 from flowgrpo.policy import Policy, Rollout
 from flowgrpo.randomness import normal
@@ -30,7 +30,8 @@ class Sampled:
     def velocities(self) -> list[float]:
         """Root mean squares of the velocity, one an image and trained step."""
         steps = [step for rollout in self.rollouts for step in rollout.tape.window_steps]
-        return [value for step in steps for value in step.velocity.tolist()]
+        norms = [step.velocity for step in steps if step.velocity is not None]
+        return [value for norm in norms for value in norm.tolist()]
 
 
 def sample_groups(
@@ -108,6 +109,7 @@ def _joined(futures: Sequence[dict[str, Future[Tensor]]], name: str) -> Tensor:
     return torch.cat([future[name].result() for future in futures])
 
 
-def _is_flat(sample: object) -> bool:
+def _is_flat(sample: Sample) -> bool:
     """Every pixel of every frame has the same colour."""
-    return all(low == high for frame in frames_of(sample) for low, high in frame.getextrema())
+    colours = [frame.convert("RGB").getcolors(maxcolors=1) for frame in frames_of(sample)]
+    return None not in colours

@@ -108,7 +108,7 @@ class GRPOTrainer:
         if self.processes.watch is not None:
             self.processes.watch.on_loss = lambda told: self._note("process_lost", told)
         try:
-            with self.request.listening():
+            with self.request.listening(), self.folder.writing():
                 summary = self._run()
         except BaseException as error:
             self._note(getattr(error, "reason", type(error).__name__), str(error))

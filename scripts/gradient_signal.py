@@ -54,8 +54,8 @@ def main(
         gradients = []
         for start in range(0, groups, chunk):
             part = list(zip(samples, values, strict=True))[start : start + chunk]
-            pairs = len(part) * args.sampling.group_size * run.plan.window_size
-            run.learner.accumulate(part, pairs, Tally())
+            count = len(part) * args.sampling.group_size * run.plan.window_size
+            run.learner.accumulate(part, count, Tally())
             parameters = run.policy.parameters.values()
             gradients.append(
                 torch.cat([p.grad.flatten() for p in parameters if p.grad is not None]).double()
