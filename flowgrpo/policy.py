@@ -32,7 +32,7 @@ from flowgrpo.media import Sample, is_video
 from flowgrpo.pipelines import find_denoisers, find_models, modules_of
 from flowgrpo.prompts import Row
 from flowgrpo.schedule import check_scheduler
-from flowgrpo.sharding import as_stock, collect, is_sharded, placed_like, shard
+from flowgrpo.sharding import as_stock, drop_gathered, is_sharded, placed_like, shard
 from flowgrpo.tape import NoiseFunction, StepFunction, Tape, play, record, swapped
 
 PROMPT_MEMO_BYTES = 2**30
@@ -153,6 +153,8 @@ class Policy:
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
         """The trained tensors by name, float32, in a fixed order."""
+        for module in self.denoisers.values():
+            drop_gathered(module)
         return {
             f"{name}.{parameter_name}": parameter
             for name, module in self.denoisers.items()
@@ -317,8 +319,6 @@ def load_weights(policy: Policy, values: dict[str, Tensor]) -> None:
     if shapes != expected:
         odd = min(name for name, _ in shapes.items() ^ expected.items())
         raise ValueError(f"trained weights differ in {odd}; use the settings they were made with.")
-    for module in policy.denoisers.values():
-        collect(module)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(placed_like(values[name], parameter))

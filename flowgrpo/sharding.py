@@ -75,8 +75,8 @@ def as_stock(module: Any) -> Iterator[None]:
         module.__class__ = sharded
 
 
-def collect(module: nn.Module) -> None:
-    """Drops what a forward pass has gathered, so that shards that change count."""
+def drop_gathered(module: nn.Module) -> None:
+    """Drops what a forward pass has gathered, so that the parameters are the shards again."""
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.reshard()

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import time
 
 import pytest
 import together
@@ -64,3 +63,104 @@ def test_two_processes_train_as_one(tmp_path, one):
         )
     base = [f / "run" / "eval" / "epoch-0000" / "scores.json" for f in (tmp_path, one)]
     assert base[0].read_text() == base[1].read_text()
+
+
+def test_a_sharded_denoiser_trains_as_a_whole_one(tmp_path, one):
+    run(together.train, 2, tmp_path, train={"shard": True})
+    assert far(weights(tmp_path), weights(one)) < 1e-6
+    assert far(weights(tmp_path), weights(one), "optimiser/") < 1e-6
+    assert metrics(tmp_path)[-1]["denoiser_backwards"] == metrics(one)[-1]["denoiser_backwards"]
+    saved = [load_file(f / "run/lora/pytorch_lora_weights.safetensors") for f in (tmp_path, one)]
+    assert far(*saved, prefix="transformer") < 1e-6
+
+
+@pytest.mark.parametrize(("before", "after"), [((2, True), (1, False)), ((1, False), (2, True))])
+def test_a_checkpoint_of_a_sharded_run_goes_on_unsharded_and_back(tmp_path, one, before, after):
+    options = {"train": {"ema": 0.9, "shard": before[1], "epochs": 1}}
+    run(together.train, before[0], tmp_path, **options)
+    options = {"train": {"ema": 0.9, "shard": after[1], "epochs": 2}}
+    run(together.train, after[0], tmp_path, **options, resume=True)
+    straight = {"train": {"ema": 0.9}}
+    run(together.train, 1, tmp_path / "straight", **straight)
+    for part in ("adapter/", "average/", "optimiser/"):
+        assert far(weights(tmp_path), weights(tmp_path / "straight"), part) < 1e-6
+
+
+def test_all_weights_of_a_sharded_denoiser_are_saved_as_stock(tmp_path):
+    from diffusers import SD3Transformer2DModel
+
+    options = {"train": {"lora": None, "epochs": 1, "shard": True}}
+    run(together.train, 2, tmp_path, **options)
+    options["train"]["shard"] = False
+    run(together.train, 1, tmp_path / "one", **options)
+    sharded, whole = (
+        SD3Transformer2DModel.from_pretrained(folder / "run" / "lora" / "transformer").state_dict()
+        for folder in (tmp_path, tmp_path / "one")
+    )
+    assert far(sharded, whole, prefix="") < 1e-6
+
+
+def test_tied_groups_and_uneven_shares_keep_two_processes_in_step(tmp_path):
+    for shard in (False, True):
+        options = {
+            "reward": together.constant_for_dogs,
+            "sampling": {"groups_per_epoch": 6},
+            "train": {"epochs": 2, "updates_per_epoch": 3, "shard": shard},
+        }
+        run(together.train, 2, tmp_path / str(shard), **options)
+    options["train"]["shard"] = False
+    run(together.train, 1, tmp_path / "one", **options)
+    for folder in ("False", "True"):
+        assert far(weights(tmp_path / folder), weights(tmp_path / "one")) < 1e-6
+        assert 0 < metrics(tmp_path / folder)[0]["tied_groups"] < 1
+
+
+@pytest.mark.parametrize(
+    ("rank", "deed", "message"),
+    [
+        (0, "SIGKILL", "process 0 is gone"),
+        (1, "SIGKILL", "process 1 has been silent for 30 s"),
+        (1, "fail", "process 1 stopped: redness failed on prompt"),
+        (0, "fail", "process 0 stopped: redness failed on prompt"),
+    ],
+)
+def test_when_one_process_is_gone_all_end_within_a_minute(tmp_path, one, rank, deed, message):
+    launched = launch(together.misbehaving, 2, tmp_path, rank=rank, at=12, deed=deed)
+    codes = launched.ended()
+    ends = [path.stat().st_mtime for path in launched.logs]
+    assert abs(ends[0] - ends[1]) < 60
+    assert codes[1 - rank] == 1
+    assert codes[rank] == (-signal.SIGKILL if deed == "SIGKILL" else 1)
+    assert message in launched.said()
+    if rank == 1:
+        stopped = json.loads((tmp_path / "run" / "summary.json").read_text())["stopped"]
+        assert message in stopped["message"]
+    run(together.train, 1, tmp_path, resume=True)
+    assert far(weights(tmp_path), weights(one)) < 1e-6
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_is_not_waited_for(tmp_path):
+    launched = launch(together.misbehaving, 2, tmp_path, rank=1, at=12, deed="SIGSTOP")
+    launched.processes[0].join(100)
+    launched.send(1, signal.SIGKILL)
+    assert launched.ended()[0] == 1
+    assert "process 1 has been silent for 30 s" in launched.said()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_to_one_process_saves_and_ends_all(tmp_path, one, rank):
+    options = {"rank": rank, "at": 12, "deed": "SIGTERM", "checkpoint_every": 9}
+    launched = launch(together.misbehaving, 2, tmp_path, **options)
+    assert launched.ended() == [128 + signal.SIGTERM] * 2, launched.said()
+    stopped = json.loads((tmp_path / "run" / "summary.json").read_text())["stopped"]
+    assert stopped["reason"] == "Interrupted"
+    assert stopped["checkpoint"] == "epoch-0001"
+    run(together.train, 3, tmp_path, resume=True, checkpoint_every=9)
+    assert far(weights(tmp_path), weights(one)) < 1e-6
+
+
+def test_processes_with_other_inputs_are_refused(tmp_path):
+    launched = launch(together.other_prompts, 2, tmp_path)
+    assert launched.ended() == [1, 1]
+    assert "the input of process 1 differs from that of process 0" in launched.said()

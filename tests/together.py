@@ -10,9 +10,10 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from pathlib import Path
 
-import families  # noqa: F401  here and below: imported once, not in each process
+import families
 import torch
 
 import flowgrpo.trainer
@@ -44,7 +45,9 @@ def settings(folder, **changes):
 def trainer(folder, *, family="sd3", dtype="float32", resume=False, reward=redness, **changes):
     pipe = families.built(family, getattr(torch, dtype))
     args = settings(folder, **changes)
-    return GRPOTrainer(pipe, reward, PROMPTS, ["a fox", "an owl", "a bee"], args=args, resume=resume)
+    return GRPOTrainer(
+        pipe, reward, PROMPTS, ["a fox", "an owl", "a bee"], args=args, resume=resume
+    )
 
 
 class Launched:
@@ -94,7 +97,7 @@ def run(job, count, folder, **options):
     """Launches, waits, and says what went wrong, if anything."""
     launched = launch(job, count, folder, **options)
     codes = launched.ended()
-    assert codes == [0] * count, launched.said()
+    assert codes == [0] * count, f"{codes}\n{launched.said()}"
 
 
 def _do(job, environment, log, folder, options):
@@ -107,7 +110,8 @@ def _do(job, environment, log, folder, options):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         job(Path(folder), **options)
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:
+        traceback.print_exc()
         print(f"flowgrpo: {error}", file=sys.stderr, flush=True)
         os._exit(1)
 
@@ -138,3 +142,32 @@ def first_epoch(folder, **options):
     }
     (folder / f"seen-{run.processes.rank}.json").write_text(json.dumps(seen))
     run.processes.leave()
+
+
+def misbehaving(folder, *, rank, at, deed, **options):
+    """A run in which one process dies, hangs or fails at its reward call number `at`, while the
+    others are busy for longer than anyone wants to wait."""
+    calls = []
+
+    def reward(images, prompts, **columns):
+        calls.append(1)
+        if len(calls) >= at and os.environ.get("RANK") == str(rank):
+            if deed == "fail":
+                raise RuntimeError("out of paint")
+            os.kill(os.getpid(), getattr(signal, deed))
+        elif len(calls) >= at and deed in ("SIGKILL", "SIGSTOP", "fail"):
+            time.sleep(300)
+        return redness(images, prompts)
+
+    reward.__name__ = "redness"
+    train(folder, reward=reward, **options)
+
+
+def constant_for_dogs(images, prompts, **columns):
+    return [0.5 if "dog" in p else r for p, r in zip(prompts, redness(images, prompts))]  # noqa: B905
+
+
+def other_prompts(folder):
+    prompts = [f"{prompt} {os.environ['RANK']}" for prompt in PROMPTS]
+    pipe = families.built("sd3")
+    GRPOTrainer(pipe, redness, prompts, args=settings(folder / "run"))
