@@ -26,11 +26,10 @@ from PIL import Image
 
 from flowgrpo.config import ConfigError, GRPOConfig
 from flowgrpo.config_file import plain
-from flowgrpo.evaluate import write_whole
 
 PROJECT = "flowgrpo"
 """Where a tracker sorts runs into projects; WANDB_PROJECT and the like go before it."""
-IDENTITY = "trackers.json"
+IDENTITY = "tracker_id.txt"
 PATIENCE = 30.0
 """Seconds that the end of a run waits for all of its trackers."""
 BACKLOG = 1000
@@ -211,12 +210,12 @@ def _start(name: str, folder: Path, identity: str, epoch: int) -> tracking.Gener
 def _identity(folder: Path) -> str:
     """Under which trackers know the run; kept in its folder, so that a resumed run has the same."""
     path = folder / IDENTITY
-    if path.exists():
-        return json.loads(path.read_text())["id"]
-    folder.mkdir(parents=True, exist_ok=True)
-    identity = uuid.uuid4().hex[:16]
-    write_whole(path, json.dumps({"id": identity}))
-    return identity
+    known = path.read_text().strip() if path.exists() else ""
+    if not known:
+        folder.mkdir(parents=True, exist_ok=True)
+        known = uuid.uuid4().hex[:16]
+        path.write_text(known)
+    return known
 
 
 def _log_picture(tracker: tracking.GeneralTracker, name: str, path: Path, step: int) -> None:
