@@ -43,13 +43,8 @@ def world(tmp_path, monkeypatch):
 
 
 def config(**changes):
-    return GRPOConfig(
-        output_dir="run",
-        model={"path": "model"},
-        prompts={"train": "train.txt"},
-        reward="my_reward.py:redness",
-        **changes,
-    )
+    given = {"model": {"path": "model"}, "reward": "my_reward.py:redness", **changes}
+    return GRPOConfig(output_dir="run", prompts={"train": "train.txt"}, **given)
 
 
 def record(settings, folder, **options):
@@ -75,6 +70,19 @@ def test_a_start_says_what_it_read_and_what_ran(world, monkeypatch):
     model = start["files"]["model"]
     assert len(model["model/model_index.json"]["sha256"]) == 64
     assert len(model["model/transformer/model.safetensors"]["header_sha256"]) == 64
+
+
+def test_a_model_of_the_hub_is_recorded_by_its_snapshot(world, monkeypatch):
+    cache = world / "cache"
+    repository = cache / "models--someone--something"
+    snapshot = repository / "snapshots" / "c0ffee"
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("c0ffee")
+    (snapshot / "model_index.json").write_text("{}")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    start = record(config(model={"path": "someone/something"}), world / "run")
+    assert start["files"]["model"].keys() == {str(snapshot / "model_index.json")}
 
 
 def test_every_start_has_its_line(world):
