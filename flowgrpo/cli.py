@@ -136,6 +136,17 @@ def compare(
 def main() -> None:
     """Runs the command line; bad input is one sentence on stderr and exit code 1."""
     try:
+        _run()
+    except SystemExit as stop:
+        if "flowgrpo.trackers" in sys.modules:
+            from flowgrpo.trackers import leave
+
+            leave(stop.code if isinstance(stop.code, int) else 0)
+        raise
+
+
+def _run() -> None:
+    try:
         app()
     except (ValueError, RuntimeError, ImportError, OSError) as error:
         if os.environ.get("FLOWGRPO_TRACEBACK"):

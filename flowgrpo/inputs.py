@@ -17,6 +17,7 @@ from flowgrpo.media import digest, is_media
 from flowgrpo.plan import Plan
 from flowgrpo.prompts import PromptSource, Row, load_prompts
 from flowgrpo.scoring import Reward, validate_rows
+from flowgrpo.trackers import refuse_trackers
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -69,6 +70,7 @@ def read_inputs(
     Raises:
         ConfigError: a reward, a prompt or a setting that cannot work.
     """
+    refuse_trackers(config.trackers)
     rewards = as_rewards(reward_funcs) if reward_funcs else load_rewards(config.rewards)
     if reward_weights is not None:
         rewards = weighted(rewards, reward_weights)

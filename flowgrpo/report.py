@@ -143,9 +143,11 @@ class RunFolder:
 
     def save_samples(
         self, epoch: int, groups: Sequence[tuple[str, list[Sample], list[float]]], fps: float
-    ) -> None:
+    ) -> Path:
         """A sheet of rollouts as scored: groups of (prompt, samples, scores)."""
-        draw_rollouts(self.path / "samples" / f"epoch-{epoch:04d}.png", groups, fps)
+        path = self.path / "samples" / f"epoch-{epoch:04d}.png"
+        draw_rollouts(path, groups, fps)
+        return path
 
     def _evaluation_folders(self) -> list[Path]:
         return sorted((self.path / "eval").glob("epoch-*"))

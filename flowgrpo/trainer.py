@@ -22,7 +22,7 @@ from flowgrpo.check import check_replay
 from flowgrpo.checkpoint import State
 from flowgrpo.config import ConfigError, GRPOConfig
 from flowgrpo.config_file import changes, plain, refuse_changes
-from flowgrpo.evaluate import evaluate, frame_rate
+from flowgrpo.evaluate import evaluate, frame_rate, load_scores
 from flowgrpo.guards import Stopped, findings
 from flowgrpo.inputs import read_inputs, with_sources
 from flowgrpo.interrupts import Interrupted, Request
@@ -31,9 +31,11 @@ from flowgrpo.pipelines import open_pipeline
 from flowgrpo.plan import Group
 from flowgrpo.policy import Policy, as_used, load_weights, reference
 from flowgrpo.prompts import PromptSource
+from flowgrpo.provenance import differences, objects_among, record_start
 from flowgrpo.randomness import seed_for
 from flowgrpo.sampling import Sampled, sample_groups, samples_for_a_sheet
 from flowgrpo.scoring import refuse_constant
+from flowgrpo.trackers import Trackers
 
 
 class GRPOTrainer:
@@ -84,6 +86,16 @@ class GRPOTrainer:
         self.processes.first_does(
             lambda: self.folder.refuse_other_run(resume, self.config, self.inputs.fingerprint)
         )
+        self.objects = objects_among(
+            self.config,
+            model=model,
+            reward_funcs=reward_funcs,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            held_out_funcs=held_out_funcs,
+            reward_weights=reward_weights,
+        )
+        self.trackers = Trackers(self.config, self.folder.path, main=False)
         self.policy = self._open_policy(model)
         self.learner = Learner(self.policy, self.config, self.processes)
         self.state = State()
@@ -115,7 +127,10 @@ class GRPOTrainer:
             if self.processes.watch is not None and not isinstance(error, Interrupted):
                 self.processes.watch.tell(str(error))
             raise
-        self.processes.leave()
+        else:
+            self.processes.leave()
+        finally:
+            self.trackers.close()
         return summary
 
     def _run(self) -> dict[str, Any]:
@@ -154,6 +169,7 @@ class GRPOTrainer:
                 refuse_constant(reward, row, config.sampling.call, videos=self.policy.makes_videos)
         if self.processes.first:
             self.folder.begin(config, self.inputs.fingerprint, self.state.epoch)
+            self._record()
         self.history = self.processes.agree(self.folder.metrics())
         """Lines of metrics.jsonl so far."""
         if is_new:
@@ -162,6 +178,21 @@ class GRPOTrainer:
         if config.guards.rollbacks and not self.state.epoch:
             self._save()
         self._evaluate_if_due()
+
+    def _record(self) -> None:
+        """What this start runs in, and whom it tells of itself."""
+        folder, epoch = self.folder.path, self.state.epoch
+        for sentence in differences(folder) if epoch else []:
+            print(f"warning: {sentence}", file=sys.stderr)
+        record_start(
+            folder,
+            self.config,
+            self.inputs.scored,
+            epoch=epoch,
+            processes=self.processes.count,
+            objects=self.objects,
+        )
+        self.trackers = Trackers(self.config, folder, epoch=epoch)
 
     def _epoch(self, clock: report.Clock) -> None:
         """One epoch: samples, advantages, updates; then its line, its checkpoint, its scores."""
@@ -203,6 +234,7 @@ class GRPOTrainer:
         self.history.append(line)
         if self.processes.first:
             self.folder.log(line)
+            self.trackers.log(line, state.epoch)
         self._guard()
         if state.epoch % self.config.checkpoint_every == 0 or state.epoch == train.epochs:
             with clock("saving"):
@@ -226,7 +258,7 @@ class GRPOTrainer:
         weights = self.policy.start if epoch == 0 else self.learner.average
         is_base = epoch == 0 and weights is None
         with reference(self.policy) if is_base else as_used(self.policy, weights):
-            return evaluate(
+            whole = evaluate(
                 self.policy,
                 self.inputs.scored,
                 rows,
@@ -235,6 +267,14 @@ class GRPOTrainer:
                 self.processes,
                 self._stopping,
             )
+        if whole and self.processes.first:
+            scores = load_scores(self.folder.evaluation(epoch))
+            means = {
+                name: {reward: float(values.mean()) for reward, values in some.items()}
+                for name, some in scores.items()
+            }
+            self.trackers.log({"evaluation": means}, epoch)
+        return whole
 
     def _open_policy(self, model: Any) -> Policy:
         config = self.config
@@ -360,7 +400,10 @@ class GRPOTrainer:
         config, folder = self.config, self.folder
         if drawn and self.processes.first:
             sheet = samples_for_a_sheet(*zip(*drawn, strict=True))
-            folder.save_samples(self.state.epoch, sheet, frame_rate(config, config.sampling.call))
+            path = folder.save_samples(
+                self.state.epoch, sheet, frame_rate(config, config.sampling.call)
+            )
+            self.trackers.log_picture("samples", path, self.state.epoch)
         checkpoint.save(folder.checkpoints, self.learner, self.state, config, self.processes)
         self._saved = self.state.epoch
         self._rotate()
@@ -460,4 +503,5 @@ class GRPOTrainer:
             totals = {"seconds": round(clock.total, 1), "images": state.images, **state.passes}
             headline = self.inputs.scored[0].name
             summary = report.summarise(self.folder, headline, state.epoch, totals)
+            self.trackers.log_picture("compare", self.folder.path / "compare.png", state.epoch)
         return self.processes.agree(summary)

@@ -12,6 +12,16 @@ MODEL_NAMES = (
     r"flux|sd3|stable.?diffusion|sdxl|wan\b|qwen|sana|lumina|hunyuan|ltx|mochi|cogv|pixart"
 )
 
+PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+OBJECTS_BETWEEN_PROCESSES = {
+    "all_gather_object",
+    "gather_object",
+    "broadcast_object_list",
+    "scatter_object_list",
+    "send_object_list",
+    "recv_object_list",
+}
+
 
 def imports(path):
     """Modules of flowgrpo that a file imports when it runs, not for type checking alone."""
@@ -46,6 +56,51 @@ def test_no_line_of_the_package_knows_a_models_name():
         code = "\n".join(line.split("#")[0] for line in path.read_text().splitlines())
         found = re.search(MODEL_NAMES, code, re.IGNORECASE)
         assert not found, f"{path.name}: {found}"
+
+
+def pickling(source):
+    """Lines of a file that write or read pickles, or send them to another process."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            module = (node.module or "").partition(".")[0]
+            names = {module, *(alias.name for alias in node.names)}
+        else:
+            names = {getattr(node, "attr", None)}
+        pickled = names & (PICKLES | OBJECTS_BETWEEN_PROCESSES)
+        if isinstance(node, ast.Call):
+            given = {word.arg: getattr(word.value, "value", None) for word in node.keywords}
+            called = ast.unparse(node.func)
+            loads = called == "torch.load" and given.get("weights_only") is not True
+            allowed = given.get("allow_pickle", False) is not False
+            unsafe = loads or allowed or called == "torch.save"
+        else:
+            unsafe = False
+        if pickled or unsafe:
+            yield node.lineno, ast.unparse(node)
+
+
+def test_the_package_reads_and_sends_no_pickle():
+    for path in [*MODULES.values(), *ROOT.joinpath("rewards").glob("*.py")]:
+        assert not list(pickling(path.read_text())), path
+
+
+def test_pickles_are_found_by_any_of_their_names():
+    for line in (
+        "import pickle",
+        "from dill import loads",
+        "torch.load(path)",
+        "torch.load(path, weights_only=False)",
+        "torch.save(state, path)",
+        "np.load(path, allow_pickle=True)",
+        "np.load(path, allow_pickle=allowed)",
+        "dist.all_gather_object(found, mine)",
+        "from torch.distributed import broadcast_object_list",
+    ):
+        assert list(pickling(line)), line
+    for line in ("torch.load(path, weights_only=True)", "np.load(path)", "json.load(file)"):
+        assert not list(pickling(line)), line
 
 
 def test_the_command_line_sets_the_wait_policy_before_torch_is_imported():
