@@ -80,7 +80,7 @@ class Policy:
         """Every model whose outputs in the loop are kept: those that condition, too."""
         self.prompt_memo: OrderedDict[Any, Any] = OrderedDict()
         self.passes = {"denoiser_forwards": 0, "denoiser_backwards": 0}
-        """Denoiser calls of rollouts and replays so far."""
+        """Denoiser calls of rollouts and replays since the last count."""
         self.makes_videos: bool | None = None
         """Known from the first rollout on."""
         self.is_lora = train.lora is not None
@@ -161,6 +161,11 @@ class Policy:
             for parameter_name, parameter in module.named_parameters()
             if parameter.requires_grad
         }
+
+    def count_passes(self) -> dict[str, int]:
+        """Denoiser calls since the last count."""
+        passes, self.passes = self.passes, dict.fromkeys(self.passes, 0)
+        return passes
 
     def generate(self, row: Row, seeds: Sequence[int], call: dict[str, Any]) -> list[Sample]:
         """Samples of `row`, one per seed, by the stock pipeline and its own scheduler."""

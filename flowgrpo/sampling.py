@@ -95,12 +95,12 @@ def roll_out(policy: Policy, plan: Plan, group: Group, samples: range) -> Rollou
 
 
 def samples_for_a_sheet(
-    samples: Sequence[Sampled], totals: Sequence[Tensor]
+    drawn: Sequence[tuple[Sampled, Tensor]],
 ) -> list[tuple[str, list, list[float]]]:
-    """(prompt, samples, total rewards) of the groups that are drawn."""
+    """(prompt, samples, total rewards) of groups with their totals (K,): those that are drawn."""
     return [
         (s.group.row.prompt, [sample for r in s.rollouts for sample in r.samples], total.tolist())
-        for s, total in list(zip(samples, totals, strict=True))[:SHEET_ROWS]
+        for s, total in drawn[:SHEET_ROWS]
     ]
 
 

@@ -21,21 +21,19 @@ from flowgrpo.calls import check_call, check_frames, find_style, surprises
 from flowgrpo.check import check_replay
 from flowgrpo.checkpoint import State
 from flowgrpo.config import ConfigError, GRPOConfig
-from flowgrpo.config_file import changes, plain, refuse_changes
-from flowgrpo.evaluate import evaluate, frame_rate, load_scores
-from flowgrpo.guards import Stopped, findings
+from flowgrpo.evaluate import evaluate, load_scores
+from flowgrpo.guards import Stopped
 from flowgrpo.inputs import read_inputs, with_sources
-from flowgrpo.interrupts import Interrupted, Request
 from flowgrpo.learner import Learner, Tally
 from flowgrpo.pipelines import open_pipeline
 from flowgrpo.plan import Group
 from flowgrpo.policy import Policy, as_used, load_weights, reference
 from flowgrpo.prompts import PromptSource
-from flowgrpo.provenance import differences, objects_among, record_start
+from flowgrpo.provenance import objects_among
 from flowgrpo.randomness import seed_for
-from flowgrpo.sampling import Sampled, sample_groups, samples_for_a_sheet
+from flowgrpo.run import Run
+from flowgrpo.sampling import Sampled, sample_groups
 from flowgrpo.scoring import refuse_constant
-from flowgrpo.trackers import Trackers
 
 
 class GRPOTrainer:
@@ -86,7 +84,7 @@ class GRPOTrainer:
         self.processes.first_does(
             lambda: self.folder.refuse_other_run(resume, self.config, self.inputs.fingerprint)
         )
-        self.objects = objects_among(
+        objects = objects_among(
             self.config,
             model=model,
             reward_funcs=reward_funcs,
@@ -95,18 +93,19 @@ class GRPOTrainer:
             held_out_funcs=held_out_funcs,
             reward_weights=reward_weights,
         )
-        self.trackers = Trackers(self.config, self.folder.path, main=False)
         self.policy = self._open_policy(model)
         self.learner = Learner(self.policy, self.config, self.processes)
-        self.state = State()
-        self.request = Request()
-        self._saved = 0
-        """Epoch of the newest checkpoint."""
-        if resume and not self._go_back():
+        self.run = Run(self.config, self.inputs, self.folder, self.learner, self.processes, objects)
+        if resume and not self.run.go_back() and self.processes.first:
             print(
                 f"{self.folder.checkpoints} holds no whole checkpoint; starting anew.",
                 file=sys.stderr,
             )
+
+    @property
+    def state(self) -> State:
+        """What the run has done so far."""
+        return self.run.state
 
     def train(self) -> dict[str, Any]:
         """Runs what is left of `train.epochs`; returns the summary, as in summary.json.
@@ -117,39 +116,25 @@ class GRPOTrainer:
             Stopped: a guard found something wrong; summary.json says what.
             Interrupted: a signal asked to stop (a SystemExit with 128 + its number).
         """
-        if self.processes.watch is not None:
-            self.processes.watch.on_loss = lambda told: self._note("process_lost", told)
-        try:
-            with self.request.listening(), self.folder.writing():
-                summary = self._run()
-        except BaseException as error:
-            self._note(getattr(error, "reason", type(error).__name__), str(error))
-            if self.processes.watch is not None and not isinstance(error, Interrupted):
-                self.processes.watch.tell(str(error))
-            raise
-        else:
-            self.processes.leave()
-        finally:
-            self.trackers.close()
-        return summary
-
-    def _run(self) -> dict[str, Any]:
-        clock = report.Clock(self.state.seconds)
-        self._begin()
-        with tqdm(
-            total=self.config.train.epochs,
-            initial=self.state.epoch,
-            desc="epochs",
-            disable=None if self.processes.first else True,
-        ) as bar:
-            while self.state.epoch < self.config.train.epochs:
-                try:
-                    self._epoch(clock)
-                except Stopped as stop:
-                    if not self._roll_back(stop):
-                        raise
-                bar.update(self.state.epoch - bar.n)
-        return self._finish(clock)
+        with self.run.alive():
+            clock = report.Clock(self.state.seconds)
+            self._begin()
+            bar = tqdm(
+                total=self.config.train.epochs,
+                initial=self.state.epoch,
+                desc="epochs",
+                disable=None if self.processes.first else True,
+            )
+            with bar:
+                while self.state.epoch < self.config.train.epochs:
+                    try:
+                        self._epoch(clock)
+                    except Stopped as stop:
+                        if not self.run.roll_back(stop):
+                            raise
+                        self.policy.count_passes()
+                    bar.update(self.state.epoch - bar.n)
+            return self._finish(clock)
 
     def _begin(self) -> None:
         """What comes before the first epoch: proofs, the run folder, the base's evaluation."""
@@ -159,40 +144,20 @@ class GRPOTrainer:
                 find_style(self.policy.pipe, one, config.sampling_call)
         proved = check_replay(self.policy, row, config)
         if self.processes.first:
-            for sentence in surprises(
-                self.policy.pipe, config.model.path, proved.call, proved.samples[0]
-            ):
+            path = config.model.path
+            for sentence in surprises(self.policy.pipe, path, proved.call, proved.samples[0]):
                 print(f"warning: {sentence}", file=sys.stderr)
-        is_new = not self.processes.agree(self.folder.is_evaluated(0))
+        is_new = not self.run.is_evaluated(0)
         if is_new:
             for reward in self.inputs.scored:
                 refuse_constant(reward, row, config.sampling.call, videos=self.policy.makes_videos)
-        if self.processes.first:
-            self.folder.begin(config, self.inputs.fingerprint, self.state.epoch)
-            self._record()
-        self.history = self.processes.agree(self.folder.metrics())
-        """Lines of metrics.jsonl so far."""
+        self.run.begin()
         if is_new:
             self.evaluate(0)
-            self._leave_if_asked()
+            self.run.leave_if_asked()
         if config.guards.rollbacks and not self.state.epoch:
-            self._save()
+            self.run.save()  # something to roll back to
         self._evaluate_if_due()
-
-    def _record(self) -> None:
-        """What this start runs in, and whom it tells of itself."""
-        folder, epoch = self.folder.path, self.state.epoch
-        for sentence in differences(folder) if epoch else []:
-            print(f"warning: {sentence}", file=sys.stderr)
-        record_start(
-            folder,
-            self.config,
-            self.inputs.scored,
-            epoch=epoch,
-            processes=self.processes.count,
-            objects=self.objects,
-        )
-        self.trackers = Trackers(self.config, folder, epoch=epoch)
 
     def _epoch(self, clock: report.Clock) -> None:
         """One epoch: samples, advantages, updates; then its line, its checkpoint, its scores."""
@@ -200,7 +165,7 @@ class GRPOTrainer:
         weights = {reward.name: reward.weight for reward in self.rewards}
         with clock("sampling"):
             own, rewards, seen = self._sampled(plan.groups(state.epoch), clock)
-        self._leave_if_asked()
+        self.run.leave_if_asked()
         group_advantages = advantages(rewards, weights, train.advantage)
 
         tally, norms = Tally(), []
@@ -216,37 +181,33 @@ class GRPOTrainer:
         state.epoch += 1
         state.images += plan.images_per_epoch
         totals = weighted_sum(rewards, weights)
-        tied = sum(not values.any() for values in group_advantages) / len(group_advantages)
-        line = {
-            "epoch": state.epoch,
-            **report.reward_metrics(rewards, totals),
-            "tied_groups": tied,
-            **seen,
-            **self._counted(tally),
-            "grad_norm": sum(norms) / len(norms),
-            "grad_norm_max": max(norms),
-            "weights": self._checksum(),
-            **({"rollbacks": state.rollbacks} if state.rollbacks else {}),
-            "seconds": clock.lap(),
-            "images": state.images,
-            **state.passes,
-        }
-        self.history.append(line)
-        if self.processes.first:
-            self.folder.log(line)
-            self.trackers.log(line, state.epoch)
-        self._guard()
+        self.run.log(
+            {
+                "epoch": state.epoch,
+                **report.reward_metrics(rewards, totals),
+                "tied_groups": sum(not a.any() for a in group_advantages) / len(group_advantages),
+                **seen,
+                **self._counted(tally),
+                "grad_norm": sum(norms) / len(norms),
+                "grad_norm_max": max(norms),
+                "weights": self._checksum(),
+                **({"rollbacks": state.rollbacks} if state.rollbacks else {}),
+                "seconds": clock.lap(),
+                "images": state.images,
+                **state.passes,
+            }
+        )
         if state.epoch % self.config.checkpoint_every == 0 or state.epoch == train.epochs:
             with clock("saving"):
                 state.seconds = clock.total
-                self._save([(own[i], totals[i]) for i in sorted(own)])
-        self._leave_if_asked()
+                self.run.save([(own[i], totals[i]) for i in sorted(own)])
+        self.run.leave_if_asked()
         with clock("evaluation"):
             self._evaluate_if_due()
 
     def sample(self, groups: Sequence[Group], clock: report.Clock | None = None) -> list[Sampled]:
         """Rolls out and scores groups with the weights of now."""
-        return sample_groups(self.policy, self.plan, self.rewards, groups, clock, self._stopping)
+        return sample_groups(self.policy, self.plan, self.rewards, groups, clock, self.run.stopping)
 
     def evaluate(self, epoch: int) -> bool:
         """Scores train and test prompts with the stock sampler; epoch 0 is the base model.
@@ -265,15 +226,10 @@ class GRPOTrainer:
                 self.config,
                 self.folder.evaluation(epoch),
                 self.processes,
-                self._stopping,
+                self.run.stopping,
             )
         if whole and self.processes.first:
-            scores = load_scores(self.folder.evaluation(epoch))
-            means = {
-                name: {reward: float(values.mean()) for reward, values in some.items()}
-                for name, some in scores.items()
-            }
-            self.trackers.log({"evaluation": means}, epoch)
+            self.run.log_scores(load_scores(self.folder.evaluation(epoch)))
         return whole
 
     def _open_policy(self, model: Any) -> Policy:
@@ -363,8 +319,9 @@ class GRPOTrainer:
     def _counted(self, tally: Tally) -> dict[str, float]:
         """Means over the pairs of all processes; adds their denoiser calls to the state."""
         sums, count = tally.totals()
-        said = self.processes.gather({"sums": sums, "count": count, "passes": self.policy.passes})
-        self.policy.passes = dict.fromkeys(self.policy.passes, 0)
+        said = self.processes.gather(
+            {"sums": sums, "count": count, "passes": self.policy.count_passes()}
+        )
         for name in self.state.passes:
             self.state.passes[name] += sum(one["passes"][name] for one in said)
         total = sum(one["count"] for one in said)
@@ -388,120 +345,30 @@ class GRPOTrainer:
             )
         return f"{own:016x}"
 
-    def _guard(self) -> None:
-        for finding in findings(self.history, self.config.guards):
-            if finding.action == "stop":
-                raise Stopped(finding.reason, finding.message)
-            if self.processes.first:
-                print(f"warning: {finding.message}", file=sys.stderr)
-
-    def _save(self, drawn: Sequence[tuple[Sampled, Tensor]] = ()) -> None:
-        """A checkpoint of now, with a sheet of the samples that `drawn` has with their totals."""
-        config, folder = self.config, self.folder
-        if drawn and self.processes.first:
-            sheet = samples_for_a_sheet(*zip(*drawn, strict=True))
-            path = folder.save_samples(
-                self.state.epoch, sheet, frame_rate(config, config.sampling.call)
-            )
-            self.trackers.log_picture("samples", path, self.state.epoch)
-        checkpoint.save(folder.checkpoints, self.learner, self.state, config, self.processes)
-        self._saved = self.state.epoch
-        self._rotate()
-
-    def _rotate(self) -> None:
-        if self.processes.first:
-            folder = self.folder.checkpoints
-            saved = [checkpoint.epoch_of(path) for path in checkpoint.checkpoints(folder)]
-            best = checkpoint.best_epoch(self.folder.headlines(self.inputs.scored[0].name), saved)
-            checkpoint.rotate(folder, self.config.checkpoint_keep, best)
-
     def _evaluate_if_due(self) -> None:
         every, epoch = self.config.evaluation.every, self.state.epoch
-        if not (every and epoch and epoch % every == 0):
-            return
-        if not self.processes.agree(self.folder.is_evaluated(epoch)):
+        if every and epoch and epoch % every == 0 and not self.run.is_evaluated(epoch):
             self.evaluate(epoch)
-            self._leave_if_asked()
-            self._rotate()
-
-    def _stopping(self) -> bool:
-        """Whether to break off; a sharded run does so on all processes at once."""
-        made = self.request.made
-        return self.processes.any(made) if self.policy.is_sharded else made
-
-    def _leave_if_asked(self) -> None:
-        """Where a signal has reached any process: saves what is not saved yet, and leaves."""
-        signal = max(self.processes.gather(self.request.signal))
-        if not signal:
-            return
-        if self._saved != self.state.epoch:
-            self._save()
-        self.processes.leave()
-        raise Interrupted(
-            signal,
-            f"stopped by signal {signal}; epoch {self.state.epoch} is saved, go on with --resume.",
-        )
-
-    def _go_back(self) -> bool:
-        """To the newest whole checkpoint; False where there is none."""
-        found = checkpoint.newest(self.folder.checkpoints) if self.processes.first else None
-        found = self.processes.agree(found and [found[0].name, found[1]])
-        if found is None:
-            return False
-        name, manifest = found
-        now = plain(self.config)
-        refuse_changes(manifest["config"], now)
-        for key, how in changes(manifest["config"], now).items():
-            if self.processes.first:
-                print(f"{key} {how}, which a resumed run may change.", file=sys.stderr)
-        self.state = checkpoint.load(self.folder.checkpoints / name, manifest, self.learner)
-        self.learner.slow_down(self.config.guards.rollback_lr**self.state.rollbacks)
-        self._saved = self.state.epoch
-        return True
-
-    def _roll_back(self, stop: Stopped) -> bool:
-        """Goes on from the newest checkpoint with a lower learning rate, if guards.rollbacks allows
-        one more."""
-        guards, done = self.config.guards, self.state.rollbacks
-        if done >= guards.rollbacks or not self._go_back():
-            return False
-        self.state.rollbacks = done + 1
-        self.learner.slow_down(guards.rollback_lr ** (done + 1))
-        self.policy.passes = dict.fromkeys(self.policy.passes, 0)
-        if self.processes.first:
-            self.folder.begin(self.config, self.inputs.fingerprint, self.state.epoch)
-            print(
-                f"warning: {stop} Went back to epoch {self.state.epoch} with lr "
-                f"{guards.rollback_lr ** (done + 1) * self.config.train.lr:g}.",
-                file=sys.stderr,
-            )
-        self.history = [line for line in self.history if line["epoch"] <= self.state.epoch]
-        return True
-
-    def _note(self, reason: str, message: str) -> None:
-        """Writes why the run ended early."""
-        if self.processes.first:
-            found = [path.name for path in checkpoint.checkpoints(self.folder.checkpoints)]
-            self.folder.note_stop(reason, message, self.state.epoch, found[-1] if found else None)
+            self.run.leave_if_asked()
+            self.run.rotate()
 
     def _finish(self, clock: report.Clock) -> dict[str, Any]:
         """Evaluates and saves the result, and leaves it in the pipeline: the average, if any."""
-        state = self.state
-        if not self.processes.agree(self.folder.is_evaluated(state.epoch)):
+        state, first = self.state, self.processes.first
+        if not self.run.is_evaluated(state.epoch):
             with clock("evaluation"):
                 self.evaluate(state.epoch)
-            self._leave_if_asked()
+            self.run.leave_if_asked()
+        self.run.rotate()
         if self.learner.average is not None:
             load_weights(self.policy, self.learner.average)
         with as_used(self.policy):
-            checkpoint.save_result(
-                self.folder.lora, self.policy, self.config, write=self.processes.first
-            )
+            checkpoint.save_result(self.folder.lora, self.policy, self.config, write=first)
         summary = None
-        if self.processes.first:
-            self._rotate()
+        if first:
             totals = {"seconds": round(clock.total, 1), "images": state.images, **state.passes}
             headline = self.inputs.scored[0].name
             summary = report.summarise(self.folder, headline, state.epoch, totals)
-            self.trackers.log_picture("compare", self.folder.path / "compare.png", state.epoch)
+            picture = self.folder.path / "compare.png"
+            self.run.trackers.log_picture("compare", picture, state.epoch)
         return self.processes.agree(summary)

@@ -1,0 +1,204 @@
+"""A run's life around its epochs: its folder, checkpoints, trackers, signals, and how it ends."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from flowgrpo import checkpoint
+from flowgrpo.checkpoint import State
+from flowgrpo.config import GRPOConfig
+from flowgrpo.config_file import changes, plain, refuse_changes
+from flowgrpo.evaluate import frame_rate
+from flowgrpo.guards import Stopped, findings
+from flowgrpo.inputs import Inputs
+from flowgrpo.interrupts import Interrupted, Request
+from flowgrpo.learner import Learner
+from flowgrpo.processes import Processes
+from flowgrpo.provenance import differences, record_start
+from flowgrpo.report import RunFolder
+from flowgrpo.sampling import Sampled, samples_for_a_sheet
+from flowgrpo.trackers import Trackers
+
+
+class Run:
+    """What has been done, where it is kept, and whether to go on. The first process writes.
+
+    Args:
+        objects: arguments from Python that no config holds (`provenance.objects_among`).
+    """
+
+    def __init__(
+        self,
+        config: GRPOConfig,
+        inputs: Inputs,
+        folder: RunFolder,
+        learner: Learner,
+        processes: Processes,
+        objects: Sequence[str],
+    ):
+        self.config, self.inputs, self.folder = config, inputs, folder
+        self.learner, self.processes, self.objects = learner, processes, objects
+        self.state = State()
+        self.history: list[dict[str, Any]] = []
+        """Lines of metrics.jsonl so far."""
+        self.request = Request()
+        self.trackers = Trackers(config, folder.path, main=False)
+        self._saved = 0
+        """Epoch of the newest checkpoint."""
+
+    @contextmanager
+    def alive(self) -> Iterator[None]:
+        """Around all that a run does: signals are heard, and whatever ends it early is noted in
+        summary.json and told to the other processes."""
+        watch = self.processes.watch
+        if watch is not None:
+            watch.on_loss = lambda told: self._note("process_lost", told)
+        try:
+            with self.request.listening(), self.folder.writing():
+                yield
+            self.processes.leave()
+        except BaseException as error:
+            self._note(getattr(error, "reason", type(error).__name__), str(error))
+            if watch is not None and not isinstance(error, Interrupted):
+                watch.tell(str(error))
+            raise
+        finally:
+            self.trackers.close()
+
+    def begin(self) -> None:
+        """Writes what the run is, or drops what a resumed one does again."""
+        epoch = self.state.epoch
+        if self.processes.first:
+            for sentence in differences(self.folder.path) if epoch else []:
+                print(f"warning: {sentence}", file=sys.stderr)
+            self.folder.begin(self.config, self.inputs.fingerprint, epoch)
+            record_start(
+                self.folder.path,
+                self.config,
+                self.inputs.scored,
+                epoch=epoch,
+                processes=self.processes.count,
+                objects=self.objects,
+            )
+            self.trackers = Trackers(self.config, self.folder.path, epoch=epoch)
+        self.history = self.processes.agree(self.folder.metrics())
+
+    def log(self, line: dict[str, Any]) -> None:
+        """Keeps the line of an epoch.
+
+        Raises:
+            Stopped: a guard finds something wrong in it.
+        """
+        self.history.append(line)
+        if self.processes.first:
+            self.folder.log(line)
+            self.trackers.log(line, line["epoch"])
+        for finding in findings(self.history, self.config.guards):
+            if finding.action == "stop":
+                raise Stopped(finding.reason, finding.message)
+            if self.processes.first:
+                print(f"warning: {finding.message}", file=sys.stderr)
+
+    def log_scores(self, scores: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Tells trackers of an evaluation's scores by set and reward."""
+        means = {
+            name: {reward: float(values.mean()) for reward, values in some.items()}
+            for name, some in scores.items()
+        }
+        self.trackers.log({"evaluation": means}, self.state.epoch)
+
+    def save(self, drawn: Sequence[tuple[Sampled, Tensor]] = ()) -> None:
+        """A checkpoint of now, with a sheet of the samples that `drawn` has with their totals."""
+        config, epoch = self.config, self.state.epoch
+        if drawn and self.processes.first:
+            rate = frame_rate(config, config.sampling.call)
+            path = self.folder.save_samples(epoch, samples_for_a_sheet(drawn), rate)
+            self.trackers.log_picture("samples", path, epoch)
+        checkpoint.save(self.folder.checkpoints, self.learner, self.state, config, self.processes)
+        self._saved = epoch
+        self.rotate()
+
+    def rotate(self) -> None:
+        """Removes checkpoints that are neither among the newest nor the best."""
+        if self.processes.first:
+            folder = self.folder.checkpoints
+            saved = [checkpoint.epoch_of(path) for path in checkpoint.checkpoints(folder)]
+            headline = self.inputs.scored[0].name
+            best = checkpoint.best_epoch(self.folder.headlines(headline), saved)
+            checkpoint.rotate(folder, self.config.checkpoint_keep, best)
+
+    def is_evaluated(self, epoch: int) -> bool:
+        return self.processes.agree(self.folder.is_evaluated(epoch))
+
+    def stopping(self) -> bool:
+        """Whether to break off; a sharded run does so on all processes at once."""
+        made = self.request.made
+        return self.processes.any(made) if self.learner.policy.is_sharded else made
+
+    def leave_if_asked(self) -> None:
+        """Where a signal has reached any process: saves what is not saved yet, and leaves.
+
+        Raises:
+            Interrupted: on all processes.
+        """
+        signal = max(self.processes.gather(self.request.signal))
+        if not signal:
+            return
+        if self._saved != self.state.epoch:
+            self.save()
+        self.processes.leave()
+        raise Interrupted(
+            signal,
+            f"stopped by signal {signal}; epoch {self.state.epoch} is saved, go on with --resume.",
+        )
+
+    def go_back(self) -> bool:
+        """To the newest whole checkpoint; False where there is none.
+
+        Raises:
+            ConfigError: it was made with settings that may not change.
+        """
+        found = checkpoint.newest(self.folder.checkpoints) if self.processes.first else None
+        found = self.processes.agree(found and [found[0].name, found[1]])
+        if found is None:
+            return False
+        name, manifest = found
+        then, now = manifest["config"], plain(self.config)
+        refuse_changes(then, now)
+        for key, how in changes(then, now).items():
+            if self.processes.first:
+                print(f"{key} {how}, which a resumed run may change.", file=sys.stderr)
+        self.state = checkpoint.load(self.folder.checkpoints / name, manifest, self.learner)
+        self.learner.slow_down(self.config.guards.rollback_lr**self.state.rollbacks)
+        self._saved = self.state.epoch
+        return True
+
+    def roll_back(self, stop: Stopped) -> bool:
+        """Goes on from the newest checkpoint with a lower learning rate, if guards.rollbacks allows
+        one more."""
+        guards, done = self.config.guards, self.state.rollbacks
+        if done >= guards.rollbacks or not self.go_back():
+            return False
+        self.state.rollbacks = done + 1
+        factor = guards.rollback_lr ** (done + 1)
+        self.learner.slow_down(factor)
+        self.history = [line for line in self.history if line["epoch"] <= self.state.epoch]
+        if self.processes.first:
+            self.folder.begin(self.config, self.inputs.fingerprint, self.state.epoch)
+            print(
+                f"warning: {stop} Went back to epoch {self.state.epoch} with "
+                f"{factor:g} times the learning rate.",
+                file=sys.stderr,
+            )
+        return True
+
+    def _note(self, reason: str, message: str) -> None:
+        """Writes why the run ended early."""
+        if self.processes.first:
+            found: list[Path] = checkpoint.checkpoints(self.folder.checkpoints)
+            newest = found[-1].name if found else None
+            self.folder.note_stop(reason, message, self.state.epoch, newest)
