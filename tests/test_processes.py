@@ -125,7 +125,7 @@ def test_tied_groups_and_uneven_shares_keep_two_processes_in_step(tmp_path):
     ],
 )
 def test_when_one_process_is_gone_all_end_within_a_minute(tmp_path, one, rank, deed, message):
-    launched = launch(together.misbehaving, 2, tmp_path, rank=rank, at=12, deed=deed)
+    launched = launch(together.misbehaving, 2, tmp_path, rank=rank, at=8, deed=deed)
     codes = launched.ended()
     ends = [path.stat().st_mtime for path in launched.logs]
     assert abs(ends[0] - ends[1]) < 60
@@ -141,7 +141,7 @@ def test_when_one_process_is_gone_all_end_within_a_minute(tmp_path, one, rank, d
 
 @pytest.mark.slow
 def test_a_process_that_hangs_is_not_waited_for(tmp_path):
-    launched = launch(together.misbehaving, 2, tmp_path, rank=1, at=12, deed="SIGSTOP")
+    launched = launch(together.misbehaving, 2, tmp_path, rank=1, at=8, deed="SIGSTOP")
     launched.processes[0].join(100)
     launched.send(1, signal.SIGKILL)
     assert launched.ended()[0] == 1
@@ -150,7 +150,7 @@ def test_a_process_that_hangs_is_not_waited_for(tmp_path):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_signal_to_one_process_saves_and_ends_all(tmp_path, one, rank):
-    options = {"rank": rank, "at": 12, "deed": "SIGTERM", "checkpoint_every": 9}
+    options = {"rank": rank, "at": 8, "deed": "SIGTERM", "checkpoint_every": 9}
     launched = launch(together.misbehaving, 2, tmp_path, **options)
     assert launched.ended() == [128 + signal.SIGTERM] * 2, launched.said()
     stopped = json.loads((tmp_path / "run" / "summary.json").read_text())["stopped"]
