@@ -59,16 +59,13 @@ def set_attention_backend(
 
 
 def _failure(backend: str, device: torch.device, dtype: torch.dtype) -> str:
-    """Why a small attention with its gradients does not work; "" where it does.
-
-    The queries and so on are (1 sample, 16 tokens, 2 heads, 64 channels).
-    """
-    inputs = [torch.ones(1, 16, 2, 64, device=device, dtype=dtype) for _ in range(3)]
-    inputs = [tensor.requires_grad_() for tensor in inputs]
+    """Why attention over itself of (1 sample, 16 tokens, 2 heads, 64 channels) does not work with
+    gradients; "" where it does."""
+    tokens = torch.ones(1, 16, 2, 64, device=device, dtype=dtype, requires_grad=True)
     try:
         # Not left to the caller's mode: gradients are what is asked for.
         with torch.enable_grad(), attention_backend(AttentionBackendName(backend)):
-            output = dispatch_attention_fn(*inputs)
+            output = dispatch_attention_fn(tokens, tokens, tokens)
             if not output.requires_grad:
                 return "it has no gradients"
             output.sum().backward()

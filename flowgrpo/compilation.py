@@ -41,16 +41,14 @@ def is_compiled(denoisers: Mapping[str, nn.Module]) -> bool:
 
 
 @contextmanager
-def uncompiled(denoisers: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Within the block compiled parts run as they are written."""
-    blocks = [(block, block._compiled_call_impl) for block in _compiled_blocks(denoisers)]
-    for block, _ in blocks:
-        block._compiled_call_impl = None
+def compiled(denoisers: Mapping[str, nn.Module], backend: str = "inductor") -> Iterator[None]:
+    """Within the block the repeated blocks are compiled; after it they run as they are written."""
+    compile_blocks(denoisers, backend)
     try:
         yield
     finally:
-        for block, call in blocks:
-            block._compiled_call_impl = call
+        for part in _compiled_blocks(denoisers):
+            part._compiled_call_impl = None
 
 
 def _compiled_blocks(denoisers: Mapping[str, nn.Module]) -> list[nn.Module]:

@@ -18,16 +18,19 @@ def make_optimiser(train: TrainConfig, parameters: Iterable[nn.Parameter]) -> to
     Raises:
         ImportError: `adamw_8bit` without bitsandbytes.
     """
-    make: Any = torch.optim.AdamW
-    if train.optimiser == "adamw_8bit":
-        try:
-            from bitsandbytes.optim import AdamW8bit as make
-        except ImportError as error:
-            raise ImportError(
-                "train.optimiser is adamw_8bit, but needs bitsandbytes, which is not installed; "
-                "pip install bitsandbytes."
-            ) from error
+    make: Any = torch.optim.AdamW if train.optimiser == "adamw" else _in_8_bits()
     return make(parameters, lr=train.lr, betas=train.betas, weight_decay=train.weight_decay)
+
+
+def _in_8_bits() -> Any:
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError as error:
+        raise ImportError(
+            "train.optimiser is adamw_8bit, but needs bitsandbytes, which is not installed; "
+            "pip install bitsandbytes."
+        ) from error
+    return AdamW8bit
 
 
 def moments_of(

@@ -65,8 +65,9 @@ class Stages:
                 return None
             wake(stage, self.device)
             self._awake.append(stage)
-            # Some pipelines put inputs where they find the stage.
-            return moved((args, kwargs), self.device)
+            # Some pipelines put a stage's inputs where they find it. Its parts get their own
+            # containers, which they may write to.
+            return moved((args, kwargs), self.device) if part is stage else None
 
         return hook
 
