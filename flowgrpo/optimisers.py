@@ -6,23 +6,35 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flowgrpo.config import TrainConfig
+from flowgrpo.config import ConfigError, TrainConfig
+from flowgrpo.sharding import placed_like
 
 
 def make_optimiser(train: TrainConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """AdamW, or AdamW with its moments in 8 bits.
-
-    In 8 bits a moment is a byte per number and a scale per 256 numbers; of tensors with fewer than
-    4,096 numbers it stays in float32.
+    """AdamW, or AdamW with its moments in 8 bits: a byte per number and a scale per 256 of them; of
+    tensors with fewer than 4,096 numbers they stay in float32.
 
     Raises:
-        ImportError: `adamw_8bit` without bitsandbytes.
+        ConfigError, ImportError: as `optimiser_class`.
     """
-    make: Any = torch.optim.AdamW if train.optimiser == "adamw" else _in_8_bits()
+    make = optimiser_class(train)
     return make(parameters, lr=train.lr, betas=train.betas, weight_decay=train.weight_decay)
 
 
-def _in_8_bits() -> Any:
+def optimiser_class(train: TrainConfig) -> Any:
+    """The class of `make_optimiser`, to be asked for before a model is loaded.
+
+    Raises:
+        ConfigError: 8 bits for sharded weights.
+        ImportError: 8 bits without bitsandbytes.
+    """
+    if train.optimiser == "adamw":
+        return torch.optim.AdamW
+    if train.shard:
+        raise ConfigError(
+            "train.optimiser is adamw_8bit, but train.shard spreads the moments already, and "
+            "bitsandbytes cannot work on shards; use adamw."
+        )
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
@@ -50,15 +62,18 @@ def load_moments(
     parameters: Mapping[str, nn.Parameter],
     moments: Mapping[str, Tensor],
 ) -> None:
-    """Puts what `moments_of` gave into an optimiser of the same kind."""
+    """Puts what `moments_of` gave, as whole tensors, into an optimiser of the same kind."""
+    optimiser.state.clear()
     for key_and_name, value in moments.items():
         key, name = key_and_name.split("/", 1)
         parameter = parameters[name]
+        placed: Any = value
         if key != "step":
-            optimiser.state[parameter][key] = value.to(parameter.device)
-        else:  # AdamW counts its steps in a tensor on the CPU, others in an int
-            is_count = value.dtype == torch.int64
-            optimiser.state[parameter][key] = int(value) if is_count else value
+            same = value.shape == parameter.shape
+            placed = placed_like(value, parameter) if same else value.to(parameter.device)
+        elif value.dtype == torch.int64:  # AdamW counts its steps in a float32 tensor on the CPU
+            placed = int(value)
+        optimiser.state[parameter][key] = placed
 
 
 def _count(value: int) -> Tensor:

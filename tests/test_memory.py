@@ -277,10 +277,10 @@ def prove_compiled(name, dtype, backend, folder):
     with compiled(policy.denoisers, backend):
         rollout, base = prove_compiled_policy(policy, call)
         policy.save(folder)
-    near = {torch.float32: 1e-4, torch.bfloat16: 0.3}[dtype]
+    near, factor = {torch.float32: (1e-4, 100), torch.bfloat16: (0.1, 2)}[dtype]
     assert apart(rollout, eager) < near
     assert apart(base, eager_base) < near
-    assert apart(base, rollout) > 10 * apart(base, eager_base)
+    assert apart(base, rollout) > factor * apart(base, eager_base)
     assert same(sampled(policy, call), eager)
     if (folder / WEIGHTS).is_file():
         assert not [key for key in load_file(folder / WEIGHTS) if "_orig_mod" in key]
@@ -362,3 +362,8 @@ def test_eight_bit_moments_without_their_package_are_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
     with pytest.raises(ImportError, match="pip install bitsandbytes"):
         make_optimiser(TrainConfig(optimiser="adamw_8bit"), [torch.nn.Parameter(torch.ones(2))])
+
+
+def test_eight_bit_moments_of_sharded_weights_are_refused():
+    with pytest.raises(ConfigError, match=r"cannot work on shards; use adamw"):
+        make_optimiser(TrainConfig(optimiser="adamw_8bit", shard=True), [])
