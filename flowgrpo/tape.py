@@ -67,8 +67,7 @@ class Step:
     """(B,) root mean square of the velocity, in the window."""
 
     def to(self, device: torch.device) -> "Step":
-        latents, next_latents, mean = moved((self.latents, self.next_latents, self.mean), device)
-        return replace(self, latents=latents, next_latents=next_latents, mean=mean)
+        return replace(self, **moved(vars(self), device))
 
     @property
     def key(self) -> tuple[int, int]:
