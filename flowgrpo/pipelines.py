@@ -12,23 +12,28 @@ from diffusers import DiffusionPipeline
 from diffusers.models.modeling_utils import ModelMixin
 from torch import nn
 
+from flowgrpo.attention import set_attention_backend
 from flowgrpo.config import ConfigError, ModelConfig
+from flowgrpo.placement import CPU, offload
 from flowgrpo.weights import DENOISER_NAMES
 
 
 def open_pipeline(config: ModelConfig) -> Any:
-    """Opens the pipeline of a config, with the scheduler and the VAE as the config wants them.
+    """Opens the pipeline of a config, with the scheduler, the VAE, the attention and the places of
+    its parts as the config wants them.
 
     Raises:
-        ConfigError: there is no path, or no such scheduler.
+        ConfigError: there is no path, or a setting that does not work with the pipeline or here.
         ValueError: the folder is missing or does not hold a diffusers pipeline.
     """
     if config.path is None:
         raise ConfigError("model.path is missing; name a pipeline folder or a hub name.")
-    device = config.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    pipe = load_pipeline(config.path, getattr(torch, config.dtype), device)
+    device, dtype = device_of(config), getattr(torch, config.dtype)
+    pipe = load_pipeline(config.path, dtype, CPU if config.offload else device)
+    if config.offload:
+        put_in_places(pipe, device)
+    if config.attention_backend:
+        set_attention_backend(find_denoisers(pipe), config.attention_backend, device, dtype)
     if config.scheduler or config.scheduler_kwargs:
         pipe.scheduler = _scheduler(pipe, config)
     vae = getattr(pipe, "vae", None)
@@ -44,6 +49,33 @@ def open_pipeline(config: ModelConfig) -> Any:
                 )
             getattr(vae, method)()
     return pipe
+
+
+def device_of(config: ModelConfig) -> torch.device:
+    """The device that a config means.
+
+    Raises:
+        ConfigError: the CPU cannot do what the config asks for.
+    """
+    name = config.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if config.offload and device == CPU:
+        raise ConfigError(
+            "model.offload is true, but the pipeline runs on the CPU, where there is nothing to "
+            "move off; leave it out."
+        )
+    return device
+
+
+def put_in_places(pipe: Any, device: str | torch.device) -> None:
+    """Encoders and decoders wait on the CPU from now on, and are on the device while they work;
+    the models of the loop stay there."""
+    models = find_models(pipe)
+    workers = {id(model) for model in models.values()}
+    others = {id(part): part for part in modules_of(pipe).values() if id(part) not in workers}
+    offload(pipe, others.values(), models.values(), torch.device(device))
 
 
 def load_pipeline(path: str, dtype: torch.dtype, device: str | torch.device) -> Any:

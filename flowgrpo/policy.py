@@ -8,7 +8,7 @@ import functools
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from flowgrpo.calls import find_style, generate, one_sample_a_call
+from flowgrpo.compilation import is_compiled
 from flowgrpo.config import ConfigError, LoraSettings, TrainConfig
 from flowgrpo.guards import Stopped
 from flowgrpo.lora import (
@@ -30,13 +31,15 @@ from flowgrpo.lora import (
 )
 from flowgrpo.media import Sample, is_video
 from flowgrpo.pipelines import find_denoisers, find_models, modules_of
+from flowgrpo.placement import CPU, devices_of, is_offloaded, moved, returned, stages_leave_after
 from flowgrpo.prompts import Row
 from flowgrpo.schedule import check_scheduler
 from flowgrpo.sharding import as_stock, drop_gathered, is_sharded, placed_like, shard
 from flowgrpo.tape import NoiseFunction, StepFunction, Tape, play, record, swapped
 
 PROMPT_MEMO_BYTES = 2**30
-"""Of remembered prompt embeddings, on the pipeline's device."""
+"""Of remembered prompt embeddings; on the pipeline's device, or where that is offloaded, on the
+CPU."""
 
 
 @dataclass(kw_only=True)
@@ -51,6 +54,10 @@ class Rollout:
     """The pipeline's arguments, without generators."""
     seeds: list[int]
     """Seeds of the initial noise, one a sample."""
+
+    def to(self, device: torch.device | str) -> "Rollout":
+        """The same rollout with its tape on `device`; a replay takes it from anywhere."""
+        return replace(self, tape=self.tape.to(device))
 
 
 class Policy:
@@ -169,7 +176,7 @@ class Policy:
 
     def generate(self, row: Row, seeds: Sequence[int], call: dict[str, Any]) -> list[Sample]:
         """Samples of `row`, one per seed, by the stock pipeline and its own scheduler."""
-        with self.prompts_memoised():
+        with self.prompts_memoised(), stages_leave_after(self.pipe):
             return generate(self.pipe, row, seeds, call)
 
     def rollout(
@@ -189,7 +196,8 @@ class Policy:
         )
         if find_style(self.pipe, row, call).single and len(seeds) > 1:
             raise one_sample_a_call(self.pipe, len(seeds))
-        with torch.no_grad(), record(self.pipe, self.taped, tape, noise):
+        gradients = is_compiled(self.denoisers)
+        with torch.no_grad(), record(self.pipe, self.taped, tape, noise, gradients=gradients):
             samples = self.generate(row, seeds, call)
         for step in tape.window_steps[-1:]:
             if not step.next_latents.isfinite().all():
@@ -204,10 +212,11 @@ class Policy:
 
     def replay(self, rollout: Rollout, on_step: StepFunction, *, gradients: bool = True) -> None:
         """Plays the rollout's window steps with the current weights; `on_step` may run backward."""
-        before = rollout.tape.replayed_forwards
-        with play(self.pipe, self.taped, rollout.tape, on_step, gradients=gradients):
+        tape = rollout.tape.to(self.device)  # a tape that waits elsewhere is let go of afterwards
+        with play(self.pipe, self.taped, tape, on_step, gradients=gradients):
             self.generate(rollout.row, rollout.seeds, rollout.call)
-        forwards = rollout.tape.replayed_forwards - before
+        forwards = tape.replayed_forwards - rollout.tape.replayed_forwards
+        rollout.tape.replayed_forwards = tape.replayed_forwards
         self.passes["denoiser_forwards"] += forwards
         self.passes["denoiser_backwards"] += forwards if gradients else 0
 
@@ -245,9 +254,11 @@ class Policy:
                 return encode(*args, **kwargs)
             if key in self.prompt_memo:
                 self.prompt_memo.move_to_end(key)
-                return self.prompt_memo[key]
+                return returned(*self.prompt_memo[key])
             with torch.no_grad():
-                value = self.prompt_memo[key] = encode(*args, **kwargs)
+                value = encode(*args, **kwargs)
+            kept = moved(value, CPU) if is_offloaded(self.pipe) else value
+            self.prompt_memo[key] = kept, devices_of(value)
             while sum(map(_bytes_of, self.prompt_memo.values())) > PROMPT_MEMO_BYTES:
                 self.prompt_memo.popitem(last=False)
             return value

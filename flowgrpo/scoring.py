@@ -4,10 +4,11 @@ A reward is a plain callable ``reward(images, prompts, **columns) -> list[float]
 ``videos``, each a list of PIL frames. One of images scores a video frame by frame; the mean counts.
 Columns of pictures and videos come opened; the column ``images`` is called ``input_images`` here.
 
-Three attributes are read where a function has them: ``validate(prompt, **row)`` raises ValueError
+Four attributes are read where a function has them: ``validate(prompt, **row)`` raises ValueError
 for a data row that it cannot score, ``overlap = True`` lets it run in a thread while the next
-images are sampled, and ``columns`` names the parameters that are data columns, where the others are
-settings.
+images are sampled, ``columns`` names the parameters that are data columns, where the others are
+settings, and ``models(**settings)`` gives the torch modules that a call with these settings uses:
+with model.offload they are on their device only while it scores.
 """
 
 import functools
@@ -21,11 +22,12 @@ from typing import Any
 
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from flowgrpo.config import ConfigError
 from flowgrpo.guards import Stopped
 from flowgrpo.media import Sample, frames_of, is_video, opened
+from flowgrpo.placement import at_work
 from flowgrpo.prompts import Row
 
 RewardFunction = Callable[..., Sequence[float]]
@@ -54,6 +56,15 @@ class Reward:
     name: str
     function: RewardFunction
     weight: float = 1.0
+    offload: bool = False
+    """Its models wait on the CPU while it does not score."""
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """The torch modules that its calls use, as far as it tells."""
+        find = _attribute(self.function, "models")
+        bound = self.function.keywords if isinstance(self.function, functools.partial) else {}
+        return [] if find is None else list(find(**bound))
 
     @property
     def overlaps(self) -> bool:
@@ -109,7 +120,8 @@ class Reward:
                 [f.copy() for f in frames_of(s)] if is_video(s) else frames_of(s)[0].copy()
                 for s in samples
             ]
-            with torch.no_grad():
+            models = self.models if self.offload else []
+            with at_work(models), torch.no_grad():
                 values = self.function(**{kind: copies}, prompts=prompts, **columns)
             if isinstance(values, Iterator):
                 values = list(values)

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from flowgrpo.kernels import KERNELS, Gaussian
+from flowgrpo.placement import moved
 from flowgrpo.schedule import (
     LoopClock,
     Position,
@@ -65,6 +66,9 @@ class Step:
     velocity: Tensor | None = None
     """(B,) root mean square of the velocity, in the window."""
 
+    def to(self, device: torch.device) -> "Step":
+        return replace(self, **moved(vars(self), device))
+
     @property
     def key(self) -> tuple[int, int]:
         return self.index, self.stream
@@ -89,6 +93,12 @@ class Tape:
     replayed_forwards: int = 0
     """Denoiser calls that really ran, over all plays."""
 
+    def to(self, device: torch.device | str) -> "Tape":
+        """The same tape with its tensors on `device`; what is there already is shared."""
+        place = torch.device(device)
+        steps = {key: step.to(place) for key, step in self.steps.items()}
+        return replace(self, steps=steps, outputs=moved(self.outputs, place))
+
     @property
     def window_steps(self) -> list[Step]:
         return [step for (index, _), step in sorted(self.steps.items()) if index in self.window]
@@ -107,13 +117,26 @@ class _LastStepPlayed(BaseException):
 
 @contextmanager
 def record(
-    pipe: Any, denoisers: dict[str, nn.Module], tape: Tape, noise: NoiseFunction
+    pipe: Any,
+    denoisers: dict[str, nn.Module],
+    tape: Tape,
+    noise: NoiseFunction,
+    *,
+    gradients: bool = False,
 ) -> Iterator[None]:
-    """Within the block, a call of `pipe` is written to `tape`."""
+    """Within the block, a call of `pipe` is written to `tape`.
+
+    With `gradients`, autograd is on during a window step's denoiser calls, as in play, and what
+    they keep for it is dropped at once: a compiled denoiser rounds otherwise without.
+    """
     clock = LoopClock(pipe.scheduler)
 
     def forward(name: str, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        output = stock(*args, **kwargs)
+        if gradients and clock.iteration in tape.window:
+            with torch.enable_grad():
+                output = _detached(stock(*args, **kwargs))
+        else:
+            output = stock(*args, **kwargs)
         tape.recorded_forwards += 1
         if tape.window:
             kept = tape.outputs.setdefault((name, clock.iteration), [])
@@ -376,6 +399,10 @@ def _is_plain(output: Any) -> bool:
     leaves: list[Any] = []
     tree_map(leaves.append, output)
     return all(isinstance(leaf, Tensor) or leaf is None for leaf in leaves)
+
+
+def _detached(output: Any) -> Any:
+    return tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, output)
 
 
 def _copy(output: Any) -> Any:

@@ -62,6 +62,19 @@ def aesthetic(
     return predict(embed_images(pictures, loaded), head).tolist() if pictures else []
 
 
+def models(
+    *,
+    weights: str | None = None,
+    clip_model: str = "ViT-L-14",
+    clip_pretrained: str | None = "openai",
+    device: str | None = None,
+) -> list[Any]:
+    """The torch modules that a call with these settings uses, but for the head, which is small and
+    on the CPU."""
+    return [load(clip_model, clip_pretrained, device).model]
+
+
+aesthetic.models = models  # type: ignore[attr-defined]
 aesthetic.columns = ()  # type: ignore[attr-defined]
 
 

@@ -104,7 +104,15 @@ def describe(
     }
 
 
+def models(
+    *, model: str = "ViT-B-32", pretrained: str | None = None, device: str | None = None
+) -> list[Any]:
+    """The torch modules that a call with these settings uses."""
+    return [load(model, pretrained, device).model]
+
+
 clip.describe = describe  # type: ignore[attr-defined]
+clip.models = models  # type: ignore[attr-defined]
 clip.columns = ()  # type: ignore[attr-defined]
 
 
