@@ -78,12 +78,12 @@ class Kept:
             for denoiser in on:
                 denoiser.enable_gradient_checkpointing()
 
-    def _run_block(self, block: Callable[..., Any], *args: Any) -> Any:
-        for tensor in tree_leaves(args):
+    def _run_block(self, block: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        for tensor in tree_leaves((args, kwargs)):
             if isinstance(tensor, Tensor):
                 self._add(self._outside, tensor)
         self._block = {}
-        output = block(*args)
+        output = block(*args, **kwargs)
         again = {key: t for key, t in self._block.items() if key not in self._outside}
         self._block = None
         self.largest_block = max(self.largest_block, _bytes_of(again))
