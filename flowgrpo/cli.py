@@ -11,12 +11,15 @@ import math
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flowgrpo.config import GRPOConfig
 from flowgrpo.config_file import load_config, parse_config, parse_overrides
+
+if TYPE_CHECKING:
+    from flowgrpo.inputs import Inputs
 
 app = typer.Typer(
     help="GRPO for diffusion image and video models.",
@@ -63,8 +66,15 @@ def train(
 
 @app.command()
 def plan(config: Config, overrides: Overrides = None) -> None:
-    """Print what a training run of CONFIG would do, without loading a model."""
-    _print_plan(load_config(config, overrides))
+    """Print what a training run of CONFIG would do and need, without loading a model's weights."""
+    settings = load_config(config, overrides)
+    inputs = _print_plan(settings)
+    _quiet_libraries()
+    from flowgrpo.footprint import footprint
+
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    for label, value in footprint(settings, inputs.plan, processes).describe().items():
+        print(f"  {label:28}{value}")
 
 
 @app.command()
@@ -170,7 +180,7 @@ def _check_settings(model: str, overrides: list[str]) -> tuple[GRPOConfig, dict[
     return parse_config({"model": {"path": model}}, settings), call
 
 
-def _print_plan(config: GRPOConfig) -> None:
+def _print_plan(config: GRPOConfig) -> "Inputs":
     from flowgrpo.inputs import read_inputs
 
     inputs = read_inputs(config)
@@ -179,6 +189,7 @@ def _print_plan(config: GRPOConfig) -> None:
         print(f"  {label:28}{value}")
     for warning in inputs.warnings:
         print(f"warning: {warning}", file=sys.stderr)
+    return inputs
 
 
 def _print_summary(summary: dict) -> None:

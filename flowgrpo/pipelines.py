@@ -35,7 +35,7 @@ def open_pipeline(config: ModelConfig) -> Any:
     if config.attention_backend:
         set_attention_backend(find_denoisers(pipe), config.attention_backend, device, dtype)
     if config.scheduler or config.scheduler_kwargs:
-        pipe.scheduler = _scheduler(pipe, config)
+        pipe.scheduler = configured_scheduler(pipe, config)
     vae = getattr(pipe, "vae", None)
     for flag, method in (
         (config.vae_slicing, "enable_slicing"),
@@ -162,7 +162,7 @@ def find_denoisers(pipe: Any, names: Sequence[str] | None = None) -> dict[str, n
     return {name: module for name, module in found.items() if names is None or name in names}
 
 
-def _scheduler(pipe: Any, config: ModelConfig) -> Any:
+def configured_scheduler(pipe: Any, config: ModelConfig) -> Any:
     """The pipeline's scheduler, or one of the class that the config names, by its configuration."""
     cls: Any = type(pipe.scheduler)
     if config.scheduler:
