@@ -1,0 +1,214 @@
+"""Kills, signals, damaged checkpoints and full disks: a run ends as if nothing had happened.
+
+FLOWGRPO_KILL_SEED=7 draws other points; `scripts/kill_points.py` draws as many as one likes.
+"""
+
+import os
+import random
+import shutil
+
+import pytest
+from faults import RUN, Point
+from trials import Trials
+
+SEED = int(os.environ.get("FLOWGRPO_KILL_SEED", "0"))
+AFTER_EPOCH_3 = ("open metrics.jsonl", 4)
+"""Three epochs are saved, and the fourth is about to be written."""
+
+
+@pytest.fixture(scope="module")
+def trials(tmp_path_factory):
+    """Of a run that saves each epoch."""
+    return Trials(tmp_path_factory.mktemp("each"), seed=SEED)
+
+
+@pytest.fixture(scope="module")
+def rare(tmp_path_factory):
+    """Of a run that saves every other epoch."""
+    return Trials(tmp_path_factory.mktemp("rare"), "checkpoint_every=2", seed=SEED + 1)
+
+
+@pytest.fixture(scope="module")
+def three_epochs(trials, tmp_path_factory):
+    """A run that was killed after its third epoch was saved, and nothing of it is to be redone."""
+    folder = tmp_path_factory.mktemp("three")
+    ended = trials.run(folder, Point(event="file", at=trials.at(*AFTER_EPOCH_3)))
+    assert ended.code == -9
+    return folder
+
+
+@pytest.fixture
+def stopped(three_epochs, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(three_epochs, tmp_path / "stopped")
+
+
+def check(trial):
+    assert all(death.code < 0 for death in trial.deaths), (trial.points, trial.deaths)
+    assert not trial.wrong, f"FLOWGRPO_KILL_SEED={SEED}, {trial.points}: {trial.wrong}"
+
+
+@pytest.mark.parametrize("number", range(14))
+def test_a_run_killed_anywhere_ends_as_if_nothing_had_happened(trials, number):
+    check(trials.trial(number))
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_so_does_one_with_a_checkpoint_every_other_epoch(rare, number):
+    check(rare.trial(number))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(14, 94))
+def test_so_do_eighty_more(trials, number):
+    check(trials.trial(number))
+
+
+def test_a_kill_while_the_result_is_written_leaves_nothing_behind(trials, tmp_path):
+    at = trials.at("open lora/generation.json") - 1
+    death = trials.run(tmp_path, Point(event="file", at=at, deed="size", amount=5000))
+    assert death.code < 0
+    assert not trials.finish(tmp_path)
+
+
+def test_other_seeds_draw_other_points(trials):
+    drawn = [trials.draw(number) for number in range(20)]
+    assert [trials.draw(number) for number in range(20)] == drawn
+    trials.seed += 1
+    others = [trials.draw(number) for number in range(20)]
+    trials.seed -= 1
+    assert sum(a != b for a, b in zip(drawn, others, strict=True)) > 15
+
+
+def test_the_comparison_sees_one_bit(trials, stopped):
+    scores = stopped / RUN / "eval" / "epoch-0002" / "scores.json"
+    scores.write_text(scores.read_text().replace("0.", "0.1", 1))
+    assert trials.finish(stopped)[:1] == ["curves.png"]
+
+
+@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize(("deed", "code"), [("terminate", 143), ("interrupt", 130)])
+def test_a_signal_ends_a_run_at_once_and_loses_no_finished_epoch(
+    trials, tmp_path, deed, code, number
+):
+    settings = Trials.__new__(Trials)
+    vars(settings).update(vars(trials), overrides=("checkpoint_every=4",))
+    generator = random.Random(f"{SEED}/{deed}/{number}")
+    event = generator.choice(["file", "model", "reward"])
+    # Not at the very end, where nothing is left to stop.
+    at = generator.randint(1, int(0.8 * len(trials.events[event])))
+    ended = settings.run(tmp_path, Point(event=event, at=at, deed=deed))
+    assert (ended.code, ended.struck is not None) == (code, True), ended.stderr
+    assert ended.seconds < 10
+    assert epochs_saved(tmp_path / RUN) == epochs_logged(tmp_path / RUN)
+    assert not [n for n in trials.finish(tmp_path) if not n.startswith(("checkpoints/", "samples"))]
+
+
+def epochs_logged(run):
+    path = run / "metrics.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def epochs_saved(run):
+    return max([0, *(int(path.name.split("-")[1]) for path in run.glob("checkpoints/epoch-*"))])
+
+
+def truncate(checkpoint):
+    state = checkpoint / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:-10])
+
+
+def flip_a_byte(checkpoint):
+    state = checkpoint / "state.safetensors"
+    data = bytearray(state.read_bytes())
+    data[-1000] ^= 1
+    state.write_bytes(data)
+
+
+def remove_a_file(checkpoint):
+    (checkpoint / "pytorch_lora_weights.safetensors").unlink()
+
+
+def halve_the_manifest(checkpoint):
+    path = checkpoint / "manifest.json"
+    path.write_text(path.read_text()[: path.stat().st_size // 2])
+
+
+def blank_the_manifest(checkpoint):
+    """What a file system may leave after a power cut: the size without the contents."""
+    path = checkpoint / "manifest.json"
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def empty_the_manifest(checkpoint):
+    (checkpoint / "manifest.json").write_text("null")
+
+
+def empty_the_folder(checkpoint):
+    shutil.rmtree(checkpoint)
+    checkpoint.mkdir()
+
+
+DAMAGES = [
+    truncate,
+    flip_a_byte,
+    remove_a_file,
+    halve_the_manifest,
+    blank_the_manifest,
+    empty_the_manifest,
+    empty_the_folder,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_resumed(trials, stopped, damage):
+    damage(stopped / RUN / "checkpoints" / "epoch-0003")
+    ended = trials.run(stopped, Point(event="file", at=trials.at(*AFTER_EPOCH_3) // 20))
+    assert ended.code == -9
+    assert "epoch-0003 is damaged" in ended.stderr
+    assert "epoch-0002 is damaged" not in ended.stderr
+    assert not trials.finish(stopped)
+
+
+def test_where_every_checkpoint_is_damaged_the_run_starts_again(trials, stopped):
+    for checkpoint in (stopped / RUN / "checkpoints").glob("epoch-*"):
+        truncate(checkpoint)
+    assert not trials.finish(stopped)
+
+
+def test_half_a_checkpoint_under_its_temporary_name_is_no_checkpoint(trials, stopped):
+    checkpoints = stopped / RUN / "checkpoints"
+    shutil.copytree(checkpoints / "epoch-0003", checkpoints / ".epoch-0004.partial")
+    (checkpoints / ".epoch-0004.partial" / "manifest.json").unlink()
+    assert not trials.finish(stopped)
+
+
+@pytest.mark.parametrize("size", [0, 300, 5000, 20000])
+@pytest.mark.parametrize(("event", "at"), [("file", 1), ("model", 12)])
+def test_a_full_disk_is_one_sentence_and_harms_nothing(trials, stopped, event, at, size):
+    before = {p: p.read_bytes() for p in (stopped / RUN).rglob("*") if p.is_file()}
+    ended = trials.run(stopped, Point(event=event, at=at, deed="full", amount=size))
+    assert ended.code == 1, (ended.code, ended.stderr)
+    (sentence,) = [line for line in ended.stderr.splitlines() if line.strip()]
+    assert sentence.startswith("flowgrpo: ")
+    assert RUN in sentence
+    assert "File too large" in sentence
+    for path, data in before.items():
+        assert path.read_bytes().startswith(data), path
+    assert not trials.finish(stopped)
+
+
+def test_a_disk_that_is_full_from_the_start_is_one_sentence(trials, tmp_path):
+    ended = trials.run(tmp_path, Point(event="file", at=1, deed="full", amount=300))
+    assert ended.code == 1
+    assert "File too large" in ended.stderr
+    assert not trials.finish(tmp_path)
+
+
+def test_a_run_folder_that_cannot_be_made_is_one_sentence(trials, tmp_path):
+    (tmp_path / RUN).write_text("a file")
+    ended = trials.run(tmp_path)
+    assert ended.code == 1
+    assert ended.stderr.count("\n") == 1
+    assert f"output_dir is {RUN}, but that is a file" in ended.stderr
+    assert (tmp_path / RUN).read_text() == "a file"
