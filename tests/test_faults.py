@@ -189,9 +189,10 @@ def test_a_full_disk_is_one_sentence_and_harms_nothing(trials, stopped, event, a
     before = {p: p.read_bytes() for p in (stopped / RUN).rglob("*") if p.is_file()}
     ended = trials.run(stopped, Point(event=event, at=at, deed="full", amount=size))
     assert ended.code == 1, (ended.code, ended.stderr)
-    (sentence,) = [line for line in ended.stderr.splitlines() if line.strip()]
+    *before_it, sentence = ended.stderr.splitlines()
+    assert all(line.startswith("warning: ") for line in before_it), ended.stderr
     assert sentence.startswith("flowgrpo: ")
-    assert RUN in sentence
+    assert f"{RUN}/" in sentence
     assert "File too large" in sentence
     for path, data in before.items():
         assert path.read_bytes().startswith(data), path

@@ -118,7 +118,7 @@ class Trials:
         """Pixels of what the finished run in `folder` would go on with."""
         arguments = (folder, self.config, self.overrides)
         messages, stderr, code = in_a_process(_sample_next_epoch, *arguments)
-        assert code == 0, stderr
+        assert code == 0, stderr[-1000:]
         return messages[0]
 
 
@@ -194,6 +194,6 @@ def _stable(value: Any) -> Any:
 
 def _sample_next_epoch(report: Any, config: Path, overrides: tuple[str, ...]) -> None:
     run = GRPOTrainer(args=load_config(config, list(overrides)), resume=True)
-    groups = run._sample(run.plan.groups(run.state.epoch))
+    groups = run.sample(run.plan.groups(run.state.epoch))
     pictures = [picture for group in groups for r in group.rollouts for picture in r.samples]
     report.send([picture.tobytes() for picture in pictures])
