@@ -143,8 +143,11 @@ def train(config: Path, folder: Path, *overrides: str, point: Point | None = Non
 def in_a_process(
     target: Callable[..., None], folder: Path, *arguments: Any
 ) -> tuple[list[Any], str, int]:
-    """Calls ``target(report, *arguments)`` in a fresh process in `folder`; returns what it sent, its
-    stderr and its exit code. After two minutes it is killed."""
+    """Calls ``target(report, *arguments)`` in a fresh process in `folder`; kills it after two minutes.
+
+    Returns:
+        What it sent, its stderr and its exit code.
+    """
     context = _context()
     (receiver, report), (reader, stderr) = context.Pipe(False), context.Pipe(False)
     process = context.Process(target=_start, args=(target, report, stderr, folder, *arguments))

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from faults import RUN, Ended, Event, Point, in_a_process, train
 from families import built
 from families.family import SHORT
+from faults import RUN, Ended, Event, Point, in_a_process, train
 
 from flowgrpo.config_file import load_config
 from flowgrpo.trainer import GRPOTrainer
@@ -94,8 +94,10 @@ class Trials:
     def finish(self, folder: Path) -> list[str]:
         """Lets the run in `folder` end; names what differs from the straight one."""
         ended = self.run(folder)
-        if ended.code != 0:
-            return [f"exit code {ended.code}: {ended.stderr}"]
+        return self.differences(folder) if ended.code == 0 else [ended.stderr]
+
+    def differences(self, folder: Path) -> list[str]:
+        """Names what differs in a finished run from the straight one."""
         found = contents(folder / RUN)
         names = found.keys() | self.expected.keys()
         wrong = sorted(n for n in names if found.get(n) != self.expected.get(n))
@@ -150,7 +152,7 @@ def make_world(folder: Path) -> Path:
             "ema": 0.9,
             "kl_weight": 0.01,
         },
-        "evaluation": {"every": 2},
+        "evaluation": {"every": 2, "max_prompts": 1},
     }
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(config))
