@@ -143,7 +143,7 @@ def train(config: Path, folder: Path, *overrides: str, point: Point | None = Non
 def in_a_process(
     target: Callable[..., None], folder: Path, *arguments: Any
 ) -> tuple[list[Any], str, int]:
-    """Calls ``target(report, *arguments)`` in a fresh process in `folder`; kills it after two minutes.
+    """Calls ``target(report, *arguments)`` in a new process in `folder`; it has two minutes.
 
     Returns:
         What it sent, its stderr and its exit code.

@@ -12,7 +12,7 @@ from faults import RUN, Point
 from trials import Trials
 
 SEED = int(os.environ.get("FLOWGRPO_KILL_SEED", "0"))
-AFTER_EPOCH_3 = ("open metrics.jsonl", 4)
+AFTER_EPOCH_3 = ("open metrics.jsonl", 3)
 """Three epochs are saved, and the fourth is about to be written."""
 REMOVAL = "os.remove checkpoints/.epoch-0001.removed/manifest.json"
 
@@ -66,7 +66,7 @@ def test_so_do_eighty_more(trials, number):
 
 
 def test_a_kill_while_the_result_is_written_leaves_nothing_behind(trials, tmp_path):
-    at = trials.at("open lora/generation.json") - 1
+    at = trials.at("/generation.json", -1) - 1
     death = trials.run(tmp_path, Point(event="file", at=at, deed="size", amount=5000))
     assert death.code < 0
     assert not trials.finish(tmp_path)

@@ -18,6 +18,8 @@ from flowgrpo.trainer import GRPOTrainer
 
 VOLATILE = {"seconds"}
 """Of JSON files: what two equal runs rightly differ in."""
+STARTS = "starts.jsonl"
+"""So is this file: a line each time that a run starts."""
 KINDS = ("file", "model", "file", "reward", "file", "size", "model", "timer", "file", "model")
 """What strikes in ten trials."""
 TIMER = 0.01
@@ -86,10 +88,10 @@ class Trials:
         """Starts, or resumes, the run in `folder`."""
         return train(self.config, folder, *self.overrides, point=point)
 
-    def at(self, what: str, occurrence: int = 1) -> int:
-        """The place of a file event of the straight run."""
-        places = [place for place, event in enumerate(self.events["file"], 1) if event == what]
-        return places[occurrence - 1]
+    def at(self, what: str, occurrence: int = 0) -> int:
+        """The place of a file event of the straight run, whose text ends so."""
+        events = enumerate(self.events["file"], 1)
+        return [place for place, event in events if event.endswith(what)][occurrence]
 
     def finish(self, folder: Path) -> list[str]:
         """Lets the run in `folder` end; names what differs from the straight one."""
@@ -161,7 +163,7 @@ def make_world(folder: Path) -> Path:
 
 def contents(folder: Path) -> dict[str, Any]:
     """Every file of a run folder by name: bytes, and JSON without what rightly differs."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != STARTS]
     return {str(path.relative_to(folder)): _content(path) for path in files}
 
 
