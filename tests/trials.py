@@ -14,12 +14,11 @@ from families.family import SHORT
 from faults import RUN, Ended, Event, Point, in_a_process, train
 
 from flowgrpo.config_file import load_config
+from flowgrpo.provenance import STARTS
 from flowgrpo.trainer import GRPOTrainer
 
 VOLATILE = {"seconds"}
 """Of JSON files: what two equal runs rightly differ in."""
-STARTS = "starts.jsonl"
-"""So is this file: a line each time that a run starts."""
 KINDS = ("file", "model", "file", "reward", "file", "size", "model", "timer", "file", "model")
 """What strikes in ten trials."""
 TIMER = 0.01
@@ -162,7 +161,8 @@ def make_world(folder: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """Every file of a run folder by name: bytes, and JSON without what rightly differs."""
+    """Every file of a run folder by name, but for the line a start: bytes, and JSON without what
+    rightly differs."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != STARTS]
     return {str(path.relative_to(folder)): _content(path) for path in files}
 
