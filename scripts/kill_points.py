@@ -1,0 +1,50 @@
+"""How many killed runs end as if nothing had happened: python scripts/kill_points.py --points 100.
+
+A tiny run of the tests is killed at points that a seed draws, some of them twice, resumed, and
+compared with one that ran straight: every file but for its seconds, and the next epoch's rollouts.
+"""
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from trials import Trial, Trials
+
+
+def line(number: int, trial: Trial) -> str:
+    """What was done to a run, and what came of it."""
+    deaths = ", then ".join(
+        f"{point.deed} at {point.event} {point.at} ({death.struck}; exit {death.code})"
+        for point, death in zip(trial.points, trial.deaths, strict=True)
+    )
+    return f"{number:4} {'DIFFERS ' + ', '.join(trial.wrong) if trial.wrong else 'same'}: {deaths}"
+
+
+def main(
+    points: Annotated[int, typer.Option(min=1, help="Runs to kill.")] = 100,
+    seed: Annotated[int, typer.Option(help="Of the points.")] = 0,
+    first: Annotated[int, typer.Option(help="Number of the first.")] = 0,
+    overrides: Annotated[list[str] | None, typer.Argument(help="Settings of the run.")] = None,
+) -> None:
+    """Print each trial, and survived of N."""
+    survived = killed = 0
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        trials = Trials(Path(folder) / "trials", *(overrides or []), seed=seed)
+        for number in range(first, first + points):
+            trial = trials.trial(number)
+            survived += not trial.wrong
+            killed += sum(death.code < 0 for death in trial.deaths)
+            print(line(number, trial), flush=True)
+    seconds = time.perf_counter() - started
+    print(f"seed {seed}: {survived} of {points} survived {killed} kills ({seconds:.0f} s)")
+    raise typer.Exit(int(survived < points))
+
+
+if __name__ == "__main__":
+    typer.run(main)

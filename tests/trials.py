@@ -1,0 +1,203 @@
+"""Trials: a run that was killed, and resumed, must end as one that nobody touched."""
+
+import json
+import math
+import random
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from families import built
+from families.family import SHORT
+from faults import RUN, Ended, Event, Point, in_a_process, train
+
+from flowgrpo.config_file import load_config
+from flowgrpo.provenance import STARTS
+from flowgrpo.trainer import GRPOTrainer
+
+VOLATILE = {"seconds"}
+"""Of JSON files: what two equal runs rightly differ in."""
+KINDS = ("file", "model", "file", "reward", "file", "size", "model", "timer", "file", "model")
+"""What strikes in ten trials."""
+TIMER = 0.01
+"""Seconds at most from a change of a checkpoint's folder to a timed death: about one save."""
+
+REWARD = """
+import faults
+
+def redness(images, prompts, **columns):
+    faults.reward_called(prompts[0])
+    return [image.resize((1, 1)).getpixel((0, 0))[0] / 255 for image in images]
+"""
+
+
+@dataclass(kw_only=True)
+class Trial:
+    """A run that was killed, and what came of it."""
+
+    points: list[Point]
+    deaths: list[Ended]
+    wrong: list[str]
+    """What differs from a run that nobody killed."""
+
+
+class Trials:
+    """Runs of one config against one that ran straight.
+
+    Args:
+        folder: for all files; new.
+        overrides: of the config.
+        seed: of the points.
+    """
+
+    def __init__(self, folder: Path, *overrides: str, seed: int = 0):
+        self.folder, self.overrides, self.seed = folder, overrides, seed
+        self.config = make_world(folder / "world")
+        straight = folder / "straight"
+        ended = train(self.config, straight, *overrides)
+        assert ended.code == 0, ended.stderr
+        self.events = ended.events
+        self.expected = contents(straight / RUN)
+        states = (straight / RUN / "checkpoints").glob("*/state.safetensors")
+        self.largest = max(path.stat().st_size for path in states)
+        self.rollouts = self._next_rollouts(straight)
+
+    def trial(self, number: int) -> Trial:
+        """Kills run `number` where the seed says, once or twice, and resumes it."""
+        points = self.draw(number)
+        folder = self.folder / f"trial-{number}"
+        deaths = [self.run(folder, point) for point in points]
+        wrong = self.finish(folder)
+        shutil.rmtree(folder)
+        return Trial(points=points, deaths=deaths, wrong=wrong)
+
+    def draw(self, number: int) -> list[Point]:
+        """The deaths of a trial; the second, in every fourth, hits the resume."""
+        generator = random.Random(f"{self.seed}/{number}")
+        points = [self._draw(generator, KINDS[number % len(KINDS)])]
+        if number % 4 == 3:
+            event: Event = generator.choice(["file", "model"])
+            early = len(self.events[event]) // 4
+            points.append(Point(event=event, at=generator.randint(1, early)))
+        return points
+
+    def run(self, folder: Path, point: Point | None = None) -> Ended:
+        """Starts, or resumes, the run in `folder`."""
+        return train(self.config, folder, *self.overrides, point=point)
+
+    def at(self, what: str, occurrence: int = 0) -> int:
+        """The place of a file event of the straight run, whose text ends so."""
+        events = enumerate(self.events["file"], 1)
+        return [place for place, event in events if event.endswith(what)][occurrence]
+
+    def finish(self, folder: Path) -> list[str]:
+        """Lets the run in `folder` end; names what differs from the straight one."""
+        ended = self.run(folder)
+        return self.differences(folder) if ended.code == 0 else [ended.stderr]
+
+    def differences(self, folder: Path) -> list[str]:
+        """Names what differs in a finished run from the straight one."""
+        found = contents(folder / RUN)
+        names = found.keys() | self.expected.keys()
+        wrong = sorted(n for n in names if found.get(n) != self.expected.get(n))
+        if not wrong and self._next_rollouts(folder) != self.rollouts:
+            wrong.append("rollouts of the next epoch")
+        return wrong
+
+    def _draw(self, generator: random.Random, kind: Any) -> Point:
+        if kind == "size":
+            at = generator.randint(1, len(self.events["model"]))
+            size = math.exp(generator.uniform(math.log(64), math.log(self.largest)))
+            return Point(event="model", at=at, deed="size", amount=int(size))
+        if kind == "timer":
+            saving = [i for i, w in enumerate(self.events["file"], 1) if "checkpoints/" in w]
+            seconds = generator.uniform(0, TIMER)
+            return Point(event="file", at=generator.choice(saving), deed="timer", amount=seconds)
+        return Point(event=kind, at=generator.randint(1, len(self.events[kind])))
+
+    def _next_rollouts(self, folder: Path) -> list[bytes]:
+        """Pixels of what the finished run in `folder` would go on with."""
+        arguments = (folder, self.config, self.overrides)
+        messages, stderr, code = in_a_process(_sample_next_epoch, *arguments)
+        assert code == 0, stderr[-1000:]
+        return messages[0]
+
+
+def make_world(folder: Path) -> Path:
+    """Writes a tiny pipeline, prompts and a reward; returns the config of a run of four epochs."""
+    built("sd3").save_pretrained(folder / "model")
+    (folder / "my_reward.py").write_text(REWARD)
+    (folder / "train.txt").write_text("a cat\na dog\n")
+    (folder / "test.txt").write_text("a fox\n")
+    config = {
+        "output_dir": RUN,
+        "checkpoint_every": 1,
+        "checkpoint_keep": 2,
+        "model": {"path": str(folder / "model")},
+        "prompts": {"train": str(folder / "train.txt"), "test": str(folder / "test.txt")},
+        "reward": f"{folder}/my_reward.py:redness",
+        "sampling": {
+            "num_inference_steps": 3,
+            "group_size": 2,
+            "groups_per_epoch": 2,
+            "window": 1,
+            "call": {**SHORT, "guidance_scale": 1.0},
+        },
+        "train": {
+            "epochs": 4,
+            "lr": 1e-2,
+            "updates_per_epoch": 2,
+            "lora": {"rank": 2, "alpha": 4},
+            "ema": 0.9,
+            "kl_weight": 0.01,
+        },
+        "evaluation": {"every": 2, "max_prompts": 1},
+    }
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """Every file of a run folder by name, but for the line a start: bytes, and JSON without what
+    rightly differs."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != STARTS]
+    return {str(path.relative_to(folder)): _content(path) for path in files}
+
+
+def _content(path: Path) -> Any:
+    if path.suffix == ".safetensors":
+        return _tensors(path.read_bytes())
+    if path.suffix == ".jsonl":
+        return [_stable(json.loads(line)) for line in path.read_text().splitlines()]
+    if path.suffix != ".json":
+        return path.read_bytes()
+    content = _stable(json.loads(path.read_text()))
+    if path.name == "manifest.json":
+        content["files"] = sorted(content["files"])  # digests: see `_tensors`
+    return content
+
+
+def _tensors(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """Header and data of a safetensors file. Its metadata are in no fixed order, and peft's set of
+    target modules neither."""
+    length = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:length])
+    adapter = json.loads(header.get("__metadata__", {}).pop("lora_adapter_metadata", "{}"))
+    unordered = {k: sorted(v) if isinstance(v, list) else v for k, v in adapter.items()}
+    return {**header, "adapter": unordered}, data[length:]
+
+
+def _stable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _stable(inner) for name, inner in value.items() if name not in VOLATILE}
+    return value
+
+
+def _sample_next_epoch(report: Any, config: Path, overrides: tuple[str, ...]) -> None:
+    run = GRPOTrainer(args=load_config(config, list(overrides)), resume=True)
+    groups = run.sample(run.plan.groups(run.state.epoch))
+    pictures = [picture for group in groups for r in group.rollouts for picture in r.samples]
+    report.send([picture.tobytes() for picture in pictures])
