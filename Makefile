@@ -15,7 +15,7 @@ $(VENV)/installed: pyproject.toml
 	touch $@
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 slow: install
 	$(BIN)/python -m pytest -m slow

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from flowgrpo.calls import check_call, find_style, one_sample_a_call, outputs
+from flowgrpo.compilation import compiled
 from flowgrpo.config import GRPOConfig, refuse_own_arguments, refuse_silence
 from flowgrpo.config_file import parse_config
 from flowgrpo.kernels import Gaussian, log_prob
@@ -195,7 +196,8 @@ class _Proof:
         self.prove_stock()
         frozen = _hashes(self.policy)
         load_weights(self.policy, _nudged(self.policy))
-        self.prove_replay()
+        with compiled(self.policy.denoisers) if self.settings.model.compile else nullcontext():
+            self.prove_replay()
         self.prove_frozen(frozen)
         if self.policy.is_lora:
             self.prove_round_trip()

@@ -23,6 +23,7 @@ from torch import Tensor
 from flowgrpo.config import GRPOConfig
 from flowgrpo.config_file import plain
 from flowgrpo.learner import Learner
+from flowgrpo.optimisers import load_moments
 from flowgrpo.policy import Policy, as_used, load_weights
 from flowgrpo.processes import Processes
 from flowgrpo.sharding import placed_like
@@ -86,14 +87,7 @@ def load(path: Path, manifest: dict[str, Any], learner: Learner) -> State:
     tensors, policy = load_file(path / STATE), learner.policy
     parameters = policy.parameters
     load_weights(policy, _under("adapter/", tensors))
-    learner.optimiser.state.clear()
-    for key_and_name, value in _under("optimiser/", tensors).items():
-        key, name = key_and_name.split("/", 1)
-        parameter = parameters[name]
-        if key != "step":  # AdamW counts its steps on the CPU
-            same = value.shape == parameter.shape
-            value = placed_like(value, parameter) if same else value.to(parameter.device)
-        learner.optimiser.state[parameter][key] = value
+    load_moments(learner.optimiser, parameters, _under("optimiser/", tensors))
     average = _under("average/", tensors)
     if average:
         learner.average = {n: placed_like(value, parameters[n]) for n, value in average.items()}

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,9 @@ def read_inputs(
     if not rewards:
         raise ConfigError("rewards is empty, but training needs one; add `reward: ocr`, say.")
     unique([*held_out, *rewards])
+    offload = config.model.offload
+    rewards = [replace(reward, offload=offload) for reward in rewards]
+    held_out = [replace(reward, offload=offload) for reward in held_out]
     refuse_silence(config.sampling)
     train = config.prompts.train if train_dataset is None else train_dataset
     test = config.prompts.test if eval_dataset is None else eval_dataset

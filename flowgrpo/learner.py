@@ -13,6 +13,7 @@ from flowgrpo.config import GRPOConfig
 from flowgrpo.guards import Stopped
 from flowgrpo.kernels import Gaussian, kl_divergence, log_prob
 from flowgrpo.objectives import clipped
+from flowgrpo.optimisers import make_optimiser, moments_of
 from flowgrpo.policy import Policy, Rollout, reference
 from flowgrpo.processes import Processes
 from flowgrpo.sampling import Sampled
@@ -48,12 +49,7 @@ class Learner:
     def __init__(self, policy: Policy, config: GRPOConfig, processes: Processes):
         train = config.train
         self.policy, self.config, self.processes = policy, config, processes
-        self.optimiser = torch.optim.AdamW(
-            list(policy.parameters.values()),
-            lr=train.lr,
-            betas=train.betas,
-            weight_decay=train.weight_decay,
-        )
+        self.optimiser = make_optimiser(train, policy.parameters.values())
         self.average: dict[str, Tensor] | None = None
         """The exponential moving average of the trained weights."""
         if train.ema:
@@ -178,7 +174,6 @@ class Learner:
         named = self.policy.parameters
         tensors: dict[str, Any] = {f"adapter/{n}": p.detach() for n, p in named.items()}
         tensors |= {f"average/{name}": value for name, value in (self.average or {}).items()}
-        for name, parameter in named.items():
-            for key, value in self.optimiser.state.get(parameter, {}).items():
-                tensors[f"optimiser/{key}/{name}"] = value
+        moments = moments_of(self.optimiser, named)
+        tensors |= {f"optimiser/{name}": value for name, value in moments.items()}
         return {name: whole(value).contiguous() for name, value in tensors.items()}

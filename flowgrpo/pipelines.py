@@ -2,7 +2,7 @@
 
 import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,16 @@ from torch import nn
 
 from flowgrpo.attention import set_attention_backend
 from flowgrpo.config import ConfigError, ModelConfig
-from flowgrpo.placement import CPU, offload
+from flowgrpo.placement import CPU, offload, wake
 from flowgrpo.weights import DENOISER_NAMES
 
 
-def open_pipeline(config: ModelConfig) -> Any:
+def open_pipeline(config: ModelConfig, *, spread: bool = False) -> Any:
     """Opens the pipeline of a config, with the scheduler, the VAE, the attention and the places of
     its parts as the config wants them.
+
+    Args:
+        spread: denoisers stay on the CPU, for `sharding.shard` to spread them over GPUs.
 
     Raises:
         ConfigError: there is no path, or a setting that does not work with the pipeline or here.
@@ -29,9 +32,14 @@ def open_pipeline(config: ModelConfig) -> Any:
     if config.path is None:
         raise ConfigError("model.path is missing; name a pipeline folder or a hub name.")
     device, dtype = device_of(config), getattr(torch, config.dtype)
-    pipe = load_pipeline(config.path, dtype, CPU if config.offload else device)
+    pipe = load_pipeline(config.path, dtype, CPU if config.offload or spread else device)
+    kept = find_denoisers(pipe).values() if spread else ()
     if config.offload:
-        put_in_places(pipe, device)
+        put_in_places(pipe, device, kept)
+    elif spread:
+        for module in modules_of(pipe).values():
+            if not any(module is denoiser for denoiser in kept):
+                module.to(device)
     if config.attention_backend:
         set_attention_backend(find_denoisers(pipe), config.attention_backend, device, dtype)
     if config.scheduler or config.scheduler_kwargs:
@@ -69,11 +77,14 @@ def device_of(config: ModelConfig) -> torch.device:
     return device
 
 
-def put_in_places(pipe: Any, device: str | torch.device) -> None:
+def put_in_places(pipe: Any, device: str | torch.device, kept: Iterable[nn.Module] = ()) -> None:
     """Encoders and decoders wait on the CPU from now on, and are on the device while they work;
-    the models of the loop stay there."""
+    the models of the loop stay there, but for those `kept` where they are."""
     models = find_models(pipe)
     workers = {id(model) for model in models.values()}
+    for model in models.values():
+        if not any(model is other for other in kept):
+            wake(model, torch.device(device))
     others = {id(part): part for part in modules_of(pipe).values() if id(part) not in workers}
     offload(pipe, others.values(), models.values(), torch.device(device))
 

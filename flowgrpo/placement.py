@@ -36,7 +36,7 @@ class Stages:
 
     Args:
         stages: whatever runs before or after the loop.
-        workers: the modules of the loop, which need the room; they stay on the device.
+        workers: the modules of the loop, which need the room; they stay where they are.
         device: where all of them work.
     """
 
@@ -51,7 +51,6 @@ class Stages:
             for part in stage.modules():
                 part.register_forward_pre_hook(self._waking(stage), with_kwargs=True)
         for worker in workers:
-            wake(worker, device)
             worker.register_forward_pre_hook(lambda *_: self.leave())
 
     def leave(self) -> None:

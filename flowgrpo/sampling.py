@@ -48,17 +48,18 @@ def sample_groups(
         stopping: asked before each micro-batch; where it says so, groups are missing.
     """
     clock = clock or Clock()
-    pending = []
+    pending, keep_on_cpu = [], plan.config.sampling.tape_on_cpu
     with Scorer(rewards) as scorer:
         for group in groups:
             rollouts, futures = [], []
             for samples in plan.micro_batches:
                 if stopping():
                     return []
-                rollouts.append(roll_out(policy, plan, group, samples))
+                rollout = roll_out(policy, plan, group, samples)
+                rollouts.append(rollout.to("cpu") if keep_on_cpu else rollout)
                 with clock("scoring"):
                     rows = [group.row] * len(samples)
-                    futures.append(scorer.submit(rollouts[-1].samples, rows))
+                    futures.append(scorer.submit(rollout.samples, rows))
             pending.append((group, rollouts, futures))
         with clock("scoring"):
             sampled = [

@@ -20,12 +20,14 @@ from flowgrpo.advantages import advantages, weighted_sum
 from flowgrpo.calls import check_call, check_frames, find_style, surprises
 from flowgrpo.check import check_replay
 from flowgrpo.checkpoint import State
+from flowgrpo.compilation import compile_blocks
 from flowgrpo.config import ConfigError, GRPOConfig
 from flowgrpo.evaluate import evaluate, load_scores
 from flowgrpo.guards import Stopped
 from flowgrpo.inputs import read_inputs, with_sources
 from flowgrpo.learner import Learner, Tally
-from flowgrpo.pipelines import open_pipeline
+from flowgrpo.optimisers import optimiser_class
+from flowgrpo.pipelines import device_of, open_pipeline
 from flowgrpo.plan import Group
 from flowgrpo.policy import Policy, as_used, load_weights, reference
 from flowgrpo.prompts import PromptSource
@@ -93,6 +95,8 @@ class GRPOTrainer:
             held_out_funcs=held_out_funcs,
             reward_weights=reward_weights,
         )
+        optimiser_class(self.config.train)  # refused before a model is loaded
+        device_of(self.config.model)
         self.policy = self._open_policy(model)
         self.learner = Learner(self.policy, self.config, self.processes)
         self.run = Run(self.config, self.inputs, self.folder, self.learner, self.processes, objects)
@@ -129,6 +133,9 @@ class GRPOTrainer:
                 while self.state.epoch < self.config.train.epochs:
                     try:
                         self._epoch(clock)
+                        self.run.leave_if_asked()
+                        with clock("evaluation"):
+                            self._evaluate_if_due()
                     except Stopped as stop:
                         if not self.run.roll_back(stop):
                             raise
@@ -160,7 +167,7 @@ class GRPOTrainer:
         self._evaluate_if_due()
 
     def _epoch(self, clock: report.Clock) -> None:
-        """One epoch: samples, advantages, updates; then its line, its checkpoint, its scores."""
+        """One epoch: samples, advantages, updates; then its line and its checkpoint."""
         state, plan, train = self.state, self.plan, self.config.train
         weights = {reward.name: reward.weight for reward in self.rewards}
         with clock("sampling"):
@@ -201,9 +208,6 @@ class GRPOTrainer:
             with clock("saving"):
                 state.seconds = clock.total
                 self.run.save([(own[i], totals[i]) for i in sorted(own)])
-        self.run.leave_if_asked()
-        with clock("evaluation"):
-            self._evaluate_if_due()
 
     def sample(self, groups: Sequence[Group], clock: report.Clock | None = None) -> list[Sampled]:
         """Rolls out and scores groups with the weights of now."""
@@ -234,12 +238,17 @@ class GRPOTrainer:
 
     def _open_policy(self, model: Any) -> Policy:
         config = self.config
-        pipe = model if isinstance(model, DiffusionPipeline) else open_pipeline(config.model)
+        spread = config.train.shard
+        given = isinstance(model, DiffusionPipeline)
+        pipe = model if given else open_pipeline(config.model, spread=spread)
         check_call(pipe, "sampling.call", config.sampling.call)
         check_call(pipe, "evaluation.call", config.evaluation.call or {})
         check_frames(pipe, "sampling.call", config.sampling.call)
         check_frames(pipe, "evaluation.call", config.evaluation_call)
-        return Policy(pipe, config.train, seed_for(config.seed, "lora"))
+        policy = Policy(pipe, config.train, seed_for(config.seed, "lora"))
+        if config.model.compile:
+            compile_blocks(policy.denoisers)
+        return policy
 
     def _check_shares(self) -> None:
         """Whether the groups can be shared out among the processes."""
