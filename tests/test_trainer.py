@@ -1,5 +1,6 @@
 """A run on a tiny pipeline: exact gradients, an untouched base model, resumes, honest files."""
 
+import gc
 import hashlib
 import json
 import time
@@ -540,3 +541,21 @@ def test_the_bootstrap_interval_covers_a_known_gain():
     low, high = paired_bootstrap(base, base + gain)
     assert low < 0.1 < high
     assert high - low == pytest.approx(2 * 1.96 * 0.05 / 200**0.5, rel=0.2)
+
+
+def test_epochs_leave_no_tensors_behind(tmp_path):
+    def alive():
+        gc.collect()
+        found = [item for item in gc.get_objects() if isinstance(item, torch.Tensor)]
+        return len(found), sum(tensor.numel() for tensor in found)
+
+    run = trainer(tmp_path / "run", train={"epochs": 5, "ema": 0.9, "kl_weight": 0.01})
+    counts, log = [], run.run.log
+
+    def counting(line):
+        log(line)
+        counts.append(alive())
+
+    run.run.log = counting
+    run.train()
+    assert counts[4] == counts[1]
