@@ -1,5 +1,6 @@
 """What a run runs in: versions, machine, variables and code, as far as they can change numbers."""
 
+import functools
 import hashlib
 import importlib.metadata
 import os
@@ -7,7 +8,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def versions(names: Iterable[str] | None = None) -> dict[str, str]:
             for, since rewards import theirs late.
     """
     if names is None:
-        owners = importlib.metadata.packages_distributions()
+        owners = packages_of_modules()
         modules = {name.partition(".")[0] for name in list(sys.modules)}
         names = {owner for module in modules for owner in owners.get(module, ())} | _required()
     found = {"python": platform.python_version()}
@@ -57,6 +58,12 @@ def versions(names: Iterable[str] | None = None) -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+@functools.cache
+def packages_of_modules() -> Mapping[str, list[str]]:
+    """Installed packages by the modules they bring: a second of reading, so once a process."""
+    return importlib.metadata.packages_distributions()
 
 
 def _required() -> set[str]:

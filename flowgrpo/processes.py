@@ -93,8 +93,9 @@ class Processes:
 
     def same(self, what: str, value: Any) -> None:
         """Raises ConfigError where `value` differs between processes."""
-        for rank, other in enumerate(self.gather(value)):
-            if other != value:
+        said = self.gather(value)
+        for rank, other in enumerate(said):
+            if other != said[self.rank]:
                 raise ConfigError(
                     f"{what} of process {rank} differs from that of process {self.rank}, but all "
                     "must work on the same; give every machine the same files and versions."

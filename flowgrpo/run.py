@@ -183,6 +183,7 @@ class Run:
         guards, done = self.config.guards, self.state.rollbacks
         if done >= guards.rollbacks or not self.go_back():
             return False
+        self.learner.policy.count_passes()  # those of the epoch that is done again
         self.state.rollbacks = done + 1
         factor = guards.rollback_lr ** (done + 1)
         self.learner.slow_down(factor)

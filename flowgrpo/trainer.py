@@ -133,14 +133,13 @@ class GRPOTrainer:
                 while self.state.epoch < self.config.train.epochs:
                     try:
                         self._epoch(clock)
-                        self.run.leave_if_asked()
-                        with clock("evaluation"):
-                            self._evaluate_if_due()
                     except Stopped as stop:
                         if not self.run.roll_back(stop):
                             raise
-                        self.policy.count_passes()
                     bar.update(self.state.epoch - bar.n)
+                    self.run.leave_if_asked()
+                    with clock("evaluation"):
+                        self._evaluate_if_due()
             return self._finish(clock)
 
     def _begin(self) -> None:

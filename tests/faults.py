@@ -30,6 +30,9 @@ from tqdm import tqdm
 
 import flowgrpo.trainer  # noqa: F401
 from flowgrpo.cli import main
+from flowgrpo.environment import packages_of_modules
+
+packages_of_modules()  # read once, not in each process
 
 RUN = "run"
 """The run folder, in the folder that the process starts in."""

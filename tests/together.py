@@ -19,7 +19,9 @@ import torch
 import flowgrpo.trainer
 from flowgrpo import GRPOConfig, GRPOTrainer
 from flowgrpo.advantages import advantages
+from flowgrpo.environment import packages_of_modules
 
+packages_of_modules()  # read once, not in each process
 SERVER = multiprocessing.get_context("forkserver")
 PROMPTS = ["a cat", "a dog", "a hen", "a cow", "a pig"]
 
