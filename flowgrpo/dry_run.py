@@ -116,8 +116,8 @@ class DryRun:
 
 
 def bytes_of_tape(tape: Tape) -> int:
-    """Of all that a tape keeps: latents and means of its steps, and denoiser outputs."""
-    kept = [(step.latents, step.next_latents, step.mean) for step in tape.steps.values()]
+    """Of all that a tape keeps: what its steps hold, and denoiser outputs."""
+    kept = [list(vars(step).values()) for step in tape.steps.values()]
     leaves = tree_leaves([kept, list(tape.outputs.values())])
     return sum(t.numel() * t.element_size() for t in leaves if isinstance(t, Tensor))
 

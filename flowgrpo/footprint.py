@@ -215,7 +215,8 @@ def measure(found: Footprint, pipe: Any) -> None:
     """Fills in what can be learnt of a pipeline without weights."""
     config = found.plan.config
     found.parts = {name: size_of(part.parameters()) for name, part in modules_of(pipe).items()}
-    train = config.train.model_copy(update={"gradient_checkpointing": False})
+    alone = {"gradient_checkpointing": False, "shard": False}
+    train = config.train.model_copy(update=alone)
     try:
         with weightless(building=True):
             policy = Policy(pipe, train, seed_for(config.seed, "lora"))

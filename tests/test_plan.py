@@ -111,17 +111,17 @@ def test_a_plan_without_weights_is_what_the_run_has_and_does(name, tmp_path):
     assert plan.trained == size_of(run.policy.parameters.values())
     run.train()
     assert plan.gradients == plan.trained.bytes
-    state = [t for values in run.optimiser.state.values() for t in values.values()]
+    state = [t for values in run.learner.optimiser.state.values() for t in values.values()]
     assert plan.optimiser == size_of(state).bytes
-    assert plan.average == size_of(run.state.average.values()).bytes
+    assert plan.average == size_of(run.learner.average.values()).bytes
     (line,) = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     assert line["tied_groups"] == 0
     assert plan.forwards(0) == line["denoiser_forwards"]
     assert plan.backwards(0) == line["denoiser_backwards"]
-    steps = {int(values["step"]) for values in run.optimiser.state.values()}
+    steps = {int(values["step"]) for values in run.learner.optimiser.state.values()}
     assert steps <= {plan.plan.optimiser_steps}
 
-    samples = run._sample(run.plan.groups(0))
+    samples = run.sample(run.plan.groups(0))
     rollouts = [rollout for sampled in samples for rollout in sampled.rollouts]
     assert plan.tape_bytes(0) == size_of(tensors_in([r.tape for r in rollouts])).bytes
     assert plan.most_tape_bytes() >= plan.tape_bytes(0)
@@ -136,7 +136,7 @@ def test_a_plan_without_weights_is_what_the_run_has_and_does(name, tmp_path):
 
 def test_blocks_told_apart_keep_what_real_gradient_checkpointing_keeps(tmp_path):
     run = trainer(settings("sd3", tmp_path))
-    taken = run._sample(run.plan.groups(0)[:1])[0].rollouts[0]
+    taken = run.sample(run.plan.groups(0)[:1])[0].rollouts[0]
     kept, found = Kept(run.policy.pipe), []
     with kept.blocks_of(run.policy.denoisers) as has_blocks, kept.counted():
         run.policy.replay(

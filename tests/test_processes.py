@@ -98,6 +98,8 @@ def test_all_weights_of_a_sharded_denoiser_are_saved_as_stock(tmp_path):
         for folder in (tmp_path, tmp_path / "one")
     )
     assert far(sharded, whole, prefix="") < 1e-6
+    saved = json.loads((tmp_path / "run/lora/transformer/config.json").read_text())
+    assert saved["_class_name"] == "SD3Transformer2DModel"
 
 
 def test_tied_groups_and_uneven_shares_keep_two_processes_in_step(tmp_path):
