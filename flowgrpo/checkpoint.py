@@ -7,13 +7,11 @@ or absent; its manifest holds the size and hash of every file. No pickle: safete
 import hashlib
 import json
 import os
-import platform
 import shutil
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +20,15 @@ from torch import Tensor
 
 from flowgrpo.config import GRPOConfig
 from flowgrpo.config_file import plain
+from flowgrpo.environment import versions
 from flowgrpo.learner import Learner
 from flowgrpo.optimisers import load_moments
 from flowgrpo.policy import Policy, as_used, load_weights
 from flowgrpo.processes import Processes
 from flowgrpo.sharding import placed_like
+
+PACKAGES = ("flowgrpo", "torch", "diffusers", "transformers", "peft")
+"""Whose versions decide the numbers."""
 
 STATE, MANIFEST, RECORD = "state.safetensors", "manifest.json", "generation.json"
 
@@ -62,7 +64,7 @@ def save(
         OSError, SafetensorError: it cannot be written; what was there is still there.
     """
     target = folder / f"epoch-{state.epoch:04d}"
-    tensors = learner.state()
+    tensors = learner.tensors()
     with _written_whole(target, write=processes.first) as temporary:
         with as_used(learner.policy, learner.average):
             _write_result(temporary, learner.policy, config, write=processes.first)
@@ -79,14 +81,22 @@ def newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
         if manifest is not None:
             return path, manifest
         print(f"checkpoint {path} is damaged; trying the one before.", file=sys.stderr)
+        put_aside(path)
     return None
+
+
+def put_aside(path: Path) -> None:
+    """Keeps a damaged checkpoint under a name that counts no more."""
+    aside = path.with_name(f".{path.name}.damaged")
+    shutil.rmtree(aside, ignore_errors=True)
+    os.replace(path, aside)
 
 
 def load(path: Path, manifest: dict[str, Any], learner: Learner) -> State:
     """Puts weights, average and moments in place; returns what the run had done."""
     tensors, policy = load_file(path / STATE), learner.policy
     parameters = policy.parameters
-    load_weights(policy, _under("adapter/", tensors))
+    load_weights(policy, _under("weights/", tensors))
     load_moments(learner.optimiser, parameters, _under("optimiser/", tensors))
     average = _under("average/", tensors)
     if average:
@@ -145,15 +155,9 @@ def _write_result(folder: Path, policy: Policy, config: GRPOConfig, *, write: bo
         "scheduler": {"class": type(scheduler).__name__, **scheduler.config},
         "training": config.sampling_call,
         "evaluation": config.evaluation_call,
-        "versions": versions(),
+        "versions": versions(PACKAGES),
     }
     (folder / RECORD).write_text(json.dumps(record, indent=1, default=str))
-
-
-def versions() -> dict[str, str]:
-    """Versions of what decides the numbers."""
-    names = ["flowgrpo", "torch", "diffusers", "transformers", "peft"]
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
 
 
 def _write_manifest(folder: Path, state: State, config: GRPOConfig) -> None:
@@ -163,7 +167,7 @@ def _write_manifest(folder: Path, state: State, config: GRPOConfig) -> None:
     }
     manifest = {
         "state": asdict(state),
-        "versions": versions(),
+        "versions": versions(PACKAGES),
         "config": plain(config),
         "files": files,
     }

@@ -46,8 +46,7 @@ def train(
     """Train a LoRA on a pipeline with the rewards of CONFIG; everything goes to its output_dir."""
     settings = load_config(config, overrides)
     first = os.environ.get("RANK", "0") == "0"
-    if first:
-        _print_plan(settings)
+    _print_plan(settings, quiet=not first)  # all read, so that bad input ends all
     from flowgrpo.interrupts import Interrupted
     from flowgrpo.trainer import GRPOTrainer
 
@@ -71,8 +70,12 @@ def plan(config: Config, overrides: Overrides = None) -> None:
     inputs = _print_plan(settings)
     _quiet_libraries()
     from flowgrpo.footprint import footprint
+    from flowgrpo.inputs import refuse_shares
 
     processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes > 1:
+        for warning in refuse_shares(settings, inputs, processes):
+            print(f"warning: {warning}", file=sys.stderr)
     for label, value in footprint(settings, inputs.plan, processes).describe().items():
         print(f"  {label:28}{value}")
 
@@ -151,7 +154,7 @@ def main() -> None:
         if "flowgrpo.trackers" in sys.modules:
             from flowgrpo.trackers import leave
 
-            leave(stop.code if isinstance(stop.code, int) else 0)
+            leave(stop.code if isinstance(stop.code, int) else int(stop.code is not None))
         raise
 
 
@@ -180,10 +183,12 @@ def _check_settings(model: str, overrides: list[str]) -> tuple[GRPOConfig, dict[
     return parse_config({"model": {"path": model}}, settings), call
 
 
-def _print_plan(config: GRPOConfig) -> "Inputs":
+def _print_plan(config: GRPOConfig, *, quiet: bool = False) -> "Inputs":
     from flowgrpo.inputs import read_inputs
 
     inputs = read_inputs(config)
+    if quiet:
+        return inputs
     print(f"plan for {config.output_dir}")
     for label, value in inputs.plan.describe().items():
         print(f"  {label:28}{value}")

@@ -320,6 +320,15 @@ class GRPOConfig(Section):
         return data
 
     @model_validator(mode="after")
+    def _sharded(self) -> "GRPOConfig":
+        if self.train.shard and self.model.compile:
+            raise ConfigError(
+                "model.compile is true with train.shard, but blocks are compiled whole; leave one "
+                "of them out."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _measured(self) -> "GRPOConfig":
         if self.guards.max_kl is not None and self.train.kl_weight == 0:
             raise ConfigError(

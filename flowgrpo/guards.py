@@ -12,11 +12,15 @@ from flowgrpo.config import Action, GuardsConfig
 
 
 class Stopped(RuntimeError):
-    """A run that must not go on, with the reason's name."""
+    """A run that must not go on, with the reason's name.
 
-    def __init__(self, reason: str, message: str):
+    Args:
+        together: all processes raise it at the same point.
+    """
+
+    def __init__(self, reason: str, message: str, *, together: bool = False):
         super().__init__(message)
-        self.reason = reason
+        self.reason, self.together = reason, together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +81,9 @@ def _kl(lines: Sequence[Mapping[str, Any]], most: float | None) -> str:
 
 
 def _velocity(lines: Sequence[Mapping[str, Any]], most: float | None) -> str:
-    growth = lines[-1]["velocity"] / lines[0]["velocity"]
-    if most is None or growth <= most:
+    if most is None or lines[-1]["velocity_rms"] <= most * lines[0]["velocity_rms"]:
         return ""
+    growth = lines[-1]["velocity_rms"] / max(lines[0]["velocity_rms"], 1e-30)
     return (
         f"the velocity is {growth:.3g} times as large in epoch {lines[-1]['epoch']} as in epoch "
         f"{lines[0]['epoch']}, but guards.max_velocity_growth is {most:g}; lower train.lr or raise "

@@ -97,6 +97,39 @@ def read_inputs(
     )
 
 
+def refuse_shares(config: GRPOConfig, inputs: Inputs, processes: int) -> list[str]:
+    """Warnings about how an update's groups are shared out among processes.
+
+    Raises:
+        ConfigError: a sharded denoiser needs the same work on each.
+    """
+    size, groups = len(inputs.plan.shares()[0]), config.sampling.groups_per_epoch
+    if config.train.shard and processes == 1:
+        raise ConfigError(
+            "train.shard is true, but there is one process; launch several with torchrun, or leave "
+            "it out."
+        )
+    if config.train.shard and size % processes:
+        updates = groups // size
+        raise ConfigError(
+            f"sampling.groups_per_epoch is {groups}, which makes {size} groups an update, but with "
+            f"train.shard these must be a multiple of the {processes} processes; use "
+            f"{updates * processes * max(1, round(size / processes))}."
+        )
+    columns = {tuple(sorted(k for k, v in r.columns.items() if v is not None)) for r in inputs.rows}
+    if config.train.shard and len(columns) > 1:
+        raise ConfigError(
+            "prompts.train has rows with different columns, but with train.shard all processes "
+            "must call the denoiser equally often; give every row the same columns."
+        )
+    if size < processes:
+        return [
+            f"an update has {size} groups, so {processes - size} of the {processes} processes "
+            "wait; make sampling.groups_per_epoch larger."
+        ]
+    return []
+
+
 def with_sources(
     config: GRPOConfig, model: Any, train_dataset: Any, eval_dataset: Any
 ) -> GRPOConfig:

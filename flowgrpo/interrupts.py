@@ -12,6 +12,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Interrupted(SystemExit):
     """A run that was asked to stop, and has saved what it had. Its code is 128 + the signal's."""
 
+    together = True
+    """All processes leave at the same point."""
+
     def __init__(self, signal_number: int, message: str):
         super().__init__(128 + signal_number)
         self.message = message
@@ -37,7 +40,9 @@ class Request:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.getsignal(number) for number in SIGNALS}
+        self.signal = 0
+        found = {number: signal.getsignal(number) for number in SIGNALS}
+        before = {number: handler or signal.SIG_DFL for number, handler in found.items()}
 
         def note(number: int, frame: FrameType | None) -> None:
             self.signal = number

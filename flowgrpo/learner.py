@@ -2,9 +2,8 @@
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,16 +64,23 @@ class Learner:
             group["lr"] = factor * self.config.train.lr
 
     def accumulate(
-        self, chosen: Sequence[tuple[Sampled, Tensor]], pairs: int, tally: Tally
+        self,
+        chosen: Sequence[tuple[Sampled, Tensor]],
+        pairs: int,
+        tally: Tally,
+        stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         """Adds the gradients of groups with their advantages (K,).
 
         Args:
             pairs: (image, step) pairs of the whole update, by which their sum is divided.
+            stopping: asked before each micro-batch; where it says so, gradients are missing.
         """
         for sampled, advantages in chosen:
             parts = advantages.split([len(rollout.seeds) for rollout in sampled.rollouts])
             for rollout, part in zip(sampled.rollouts, parts, strict=True):
+                if stopping():
+                    return
                 self._replay(rollout, part.float().to(self.policy.device), pairs, tally)
 
     def _replay(self, rollout: Rollout, advantages: Tensor, pairs: int, tally: Tally) -> None:
@@ -122,7 +128,7 @@ class Learner:
         )
         if guards.replay == "stop" or math.isnan(deviation):
             raise ReplayError(message)
-        if not self._warned:
+        if not self._warned and self.processes.first:
             print(f"warning: {message}", file=sys.stderr)
         self._warned = True
 
@@ -151,14 +157,15 @@ class Learner:
         limit = self.config.train.max_grad_norm
         norm = float(whole(torch.nn.utils.clip_grad_norm_(parameters, limit)))
         if not math.isfinite(norm):
-            loss = float(tally.sums.get("loss", torch.zeros(())))
-            name = "gradient" if math.isfinite(loss) else "loss"
             self.optimiser.zero_grad(set_to_none=True)
+            own = float(tally.sums.get("loss", torch.zeros(())))
+            loss = sum(self.processes.gather(own))
+            name, value = ("gradient", norm) if math.isfinite(loss) else ("loss", loss)
             raise Stopped(
                 f"{name}_not_finite",
-                f"the {name} of an update is {loss if name == 'loss' else norm}, which is not "
-                "finite; the weights stay as they were: lower train.lr, or take model.dtype "
-                "float32.",
+                f"the {name} of an update is {value}, which is not finite; the weights stay as "
+                "they were: lower train.lr, or take model.dtype float32.",
+                together=True,
             )
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
@@ -168,12 +175,22 @@ class Learner:
                 self.average[name].lerp_(parameter.detach(), 1 - self.config.train.ema)
         return norm
 
-    def state(self) -> dict[str, Tensor]:
-        """Weights, average and moments by name, as whole tensors; sharded ones on all processes,
-        which must all ask."""
+    def tensors(self) -> dict[str, Tensor]:
+        """Weights, average and moments by name, as whole tensors on the CPU, copied one by one.
+
+        Sharded ones are gathered, so all processes must ask; the first one gets them.
+        """
         named = self.policy.parameters
-        tensors: dict[str, Any] = {f"adapter/{n}": p.detach() for n, p in named.items()}
-        tensors |= {f"average/{name}": value for name, value in (self.average or {}).items()}
         moments = moments_of(self.optimiser, named)
-        tensors |= {f"optimiser/{name}": value for name, value in moments.items()}
-        return {name: whole(value).contiguous() for name, value in tensors.items()}
+        found = {f"weights/{name}": parameter.detach() for name, parameter in named.items()}
+        found |= {f"average/{name}": value for name, value in (self.average or {}).items()}
+        found |= {f"optimiser/{name}": value for name, value in moments.items()}
+        if not self.policy.is_sharded:
+            keep = self.processes.first
+            return {n: v.to("cpu", copy=True).contiguous() for n, v in found.items() if keep}
+        copies = {}
+        for name, value in found.items():
+            gathered = whole(value)
+            if self.processes.first:
+                copies[name] = gathered.to("cpu", copy=True).contiguous()
+        return copies

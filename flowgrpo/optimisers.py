@@ -48,12 +48,12 @@ def optimiser_class(train: TrainConfig) -> Any:
 def moments_of(
     optimiser: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]
 ) -> dict[str, Tensor]:
-    """The optimiser's state by `key/parameter name`; no two tensors share memory, and a count that
-    is no tensor becomes one of int64."""
+    """The optimiser's state by `key/parameter name`, not copied, and tensors may share memory; a
+    count that is no tensor becomes one of int64."""
     found: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
         for key, value in optimiser.state.get(parameter, {}).items():
-            found[f"{key}/{name}"] = value.clone() if isinstance(value, Tensor) else _count(value)
+            found[f"{key}/{name}"] = value if isinstance(value, Tensor) else _count(value)
     return found
 
 

@@ -15,7 +15,9 @@ from torch import nn
 from flowgrpo.attention import set_attention_backend
 from flowgrpo.config import ConfigError, ModelConfig
 from flowgrpo.placement import CPU, offload, wake
-from flowgrpo.weights import DENOISER_NAMES
+
+DENOISER_NAMES = ("transformer", "unet")
+"""How the parts of a diffusers pipeline that denoise are called: these, or transformer_2, say."""
 
 
 def open_pipeline(config: ModelConfig, *, spread: bool = False) -> Any:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from flowgrpo.config import GRPOConfig
 from flowgrpo.prompts import Row
 from flowgrpo.randomness import integer, permutation, seed_for
-from flowgrpo.weights import denoiser_sizes
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -100,22 +99,6 @@ class Plan:
             "optimiser steps": f"{self.optimiser_steps} "
             f"({train.epochs} epochs x {train.updates_per_epoch})",
             "passes over the prompts": f"{passes:.1f} ({len(self.rows)} prompts)",
-            **self._memory(),
-        }
-
-    def _memory(self) -> dict[str, str]:
-        """What training all weights costs beside activations: float32 weights, gradients, two
-        moments, a copy as the reference, and the average if there is one."""
-        if self.config.train.lora is not None:
-            return {}
-        copies = 5 + (self.config.train.ema is not None)
-        counts = denoiser_sizes(self.config.model.path, self.config.train.modules)
-        if not counts:
-            return {"memory of all weights": f"{4 * copies} bytes a parameter of the denoiser"}
-        total = sum(counts.values())
-        return {
-            "memory of all weights": f"{4 * copies * total / 2**30:.2f} GiB "
-            f"({total / 1e6:.1f} M parameters x {4 * copies} bytes)"
         }
 
     def _group(self, epoch: int, index: int, position: int) -> Group:

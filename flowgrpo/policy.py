@@ -67,13 +67,20 @@ class Policy:
         pipe: any diffusers pipeline with a standard denoising loop. Its weights are frozen.
         train: what is trained, and how: `lora`, `modules`, `gradient_checkpointing`.
         seed: of the LoRA's initial weights.
+        device: type of where shards go; default: where the pipeline is.
 
     Raises:
         ValueError: the pipeline has no denoiser, its scheduler is not understood, or no target
         matches.
     """
 
-    def __init__(self, pipe: Any, train: TrainConfig | None = None, seed: int = 0):
+    def __init__(
+        self,
+        pipe: Any,
+        train: TrainConfig | None = None,
+        seed: int = 0,
+        device: str | None = None,
+    ):
         train = train or TrainConfig()
         if not hasattr(pipe, "scheduler"):
             raise ValueError(
@@ -100,7 +107,7 @@ class Policy:
             _checkpoint_gradients(self.denoisers)
         if train.shard:
             for module in self.denoisers.values():
-                shard(module)
+                shard(module, pipe.device.type if device is None else device)
         self.start: dict[str, Tensor] | None = None
         """The trained weights as they were before training, where the reference is not the adapter
         switched off."""

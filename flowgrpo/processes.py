@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -20,6 +21,9 @@ from flowgrpo.config import ConfigError
 from flowgrpo.watch import Watch, lost
 
 T = TypeVar("T")
+
+PATIENCE = timedelta(days=7)
+"""Of one process for the others, whose work may be any amount more; the watch knows of deaths."""
 
 
 @dataclass(kw_only=True)
@@ -116,7 +120,12 @@ class Processes:
             dist.all_reduce(flat)
         have, sums = flat[: len(parts)], flat[len(parts) :].split([p.numel() for p in parts])
         for parameter, counted, total in zip(parameters, have.tolist(), sums, strict=True):
-            parameter.grad = total.view_as(parameter).clone() if counted else None
+            parameter.grad = total.view_as(parameter) if counted else None
+
+    def look_out(self, on_loss: Callable[[str], None]) -> None:
+        """From now on this process ends when another one is gone, after a call of `on_loss`."""
+        if self.count > 1:
+            self.watch = Watch(self.rank, self.count, self.agree, on_loss)
 
     def leave(self) -> None:
         """The run is over: nobody is missed any more."""
@@ -124,6 +133,7 @@ class Processes:
             self.watch.ending()
             self.wait()
             self.watch.stop()
+            self.watch = None
 
 
 def join() -> Processes:
@@ -136,13 +146,13 @@ def join() -> Processes:
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return Processes()
         _choose_gpu()
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, timeout=PATIENCE)
     rank, count = dist.get_rank(), dist.get_world_size()
     if count == 1:
         return Processes()
-    processes = Processes(rank=rank, count=count, messages=dist.new_group(backend="gloo"))
-    processes.watch = Watch(rank, count, processes.agree)
-    return processes
+    messages = dist.new_group(backend="gloo", timeout=PATIENCE)
+    return Processes(rank=rank, count=count, messages=messages)
 
 
 def _choose_gpu() -> None:

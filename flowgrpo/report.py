@@ -26,10 +26,26 @@ BOOTSTRAP_SAMPLES = 10_000
 
 NOT_WRITABLE = {
     getattr(errno, name)
-    for name in ("ENOSPC", "EFBIG", "EDQUOT", "EROFS", "EACCES", "EPERM", "EIO", "ENOTDIR")
+    for name in (
+        "ENOSPC",
+        "EFBIG",
+        "EDQUOT",
+        "EROFS",
+        "EACCES",
+        "EPERM",
+        "EIO",
+        "ENOTDIR",
+        "ESTALE",
+    )
     if hasattr(errno, name)
 }
 """Errors of a disk that is full, broken or closed to us."""
+
+
+class DiskError(RuntimeError):
+    """The run folder cannot be written."""
+
+    reason = "disk"
 
 
 class RunFolder:
@@ -75,19 +91,20 @@ class RunFolder:
         """Within the block a disk that is full or refuses becomes one sentence.
 
         Raises:
-            RuntimeError: instead of the writer's own error.
+            DiskError: instead of the writer's own error.
         """
         try:
             yield
         except (OSError, SafetensorError) as error:
-            full = isinstance(error, SafetensorError) or error.errno in NOT_WRITABLE
-            if not full:
+            place = getattr(error, "filename", None) or self.path
+            ours = self.path.absolute() in [Path(place).absolute(), *Path(place).absolute().parents]
+            known = isinstance(error, SafetensorError) or error.errno in NOT_WRITABLE
+            if not (known and ours):
                 raise
             reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-            raise RuntimeError(
-                f"{getattr(error, 'filename', None) or self.path} cannot be written ({reason}); "
-                "make room or correct its rights, and go on with --resume: what was there is still "
-                "there."
+            raise DiskError(
+                f"{place} cannot be written ({reason}); make room or correct its rights, and go on "
+                "with --resume: what was there is still there."
             ) from error
 
     def begin(self, config: GRPOConfig, fingerprint: dict[str, Any], epoch: int) -> None:
@@ -95,6 +112,10 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         write_whole(self.path / "config.yaml", dump_config(config))
         write_whole(self.path / "inputs.json", json.dumps(fingerprint, indent=1))
+        if result := self._result():
+            write_whole(self.path / "summary.json", json.dumps(result, indent=1))
+        else:
+            (self.path / "summary.json").unlink(missing_ok=True)
         for folder in self._evaluation_folders():
             if _epoch_of(folder) > epoch:
                 shutil.rmtree(folder)
@@ -114,7 +135,8 @@ class RunFolder:
             return
         stopped = {"reason": reason, "message": message, "epoch": epoch, "checkpoint": checkpoint}
         try:
-            write_whole(self.path / "summary.json", json.dumps({"stopped": stopped}, indent=1))
+            summary = {**self._result(), "stopped": stopped}
+            write_whole(self.path / "summary.json", json.dumps(summary, indent=1))
         except OSError as error:  # a full disk may be what ended it
             print(f"warning: summary.json cannot be written ({error}).", file=sys.stderr)
 
@@ -149,6 +171,13 @@ class RunFolder:
         draw_rollouts(path, groups, fps)
         return path
 
+    def _result(self) -> dict[str, Any]:
+        """summary.json of a finished run, without why a later start of it ended early."""
+        path = self.path / "summary.json"
+        summary = json.loads(path.read_text()) if path.exists() else {}
+        summary.pop("stopped", None)
+        return summary
+
     def _evaluation_folders(self) -> list[Path]:
         return sorted((self.path / "eval").glob("epoch-*"))
 
@@ -173,10 +202,12 @@ class Clock:
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         start, inner = time.perf_counter(), sum(self._phases.values())
-        yield
-        within = sum(self._phases.values()) - inner
-        elapsed = time.perf_counter() - start - within
-        self._phases[phase] = self._phases.get(phase, 0.0) + elapsed
+        try:
+            yield
+        finally:
+            within = sum(self._phases.values()) - inner
+            elapsed = time.perf_counter() - start - within
+            self._phases[phase] = self._phases.get(phase, 0.0) + elapsed
 
     def lap(self) -> dict[str, float]:
         """Seconds by phase since the last lap."""

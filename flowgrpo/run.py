@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -19,7 +18,7 @@ from flowgrpo.interrupts import Interrupted, Request
 from flowgrpo.learner import Learner
 from flowgrpo.processes import Processes
 from flowgrpo.provenance import differences, record_start
-from flowgrpo.report import RunFolder
+from flowgrpo.report import Clock, RunFolder
 from flowgrpo.sampling import Sampled, samples_for_a_sheet
 from flowgrpo.trackers import Trackers
 
@@ -45,6 +44,7 @@ class Run:
         self.state = State()
         self.history: list[dict[str, Any]] = []
         """Lines of metrics.jsonl so far."""
+        self.clock = Clock()
         self.request = Request()
         self.trackers = Trackers(config, folder.path, main=False)
         self._saved = 0
@@ -54,16 +54,18 @@ class Run:
     def alive(self) -> Iterator[None]:
         """Around all that a run does: signals are heard, and whatever ends it early is noted in
         summary.json and told to the other processes."""
-        watch = self.processes.watch
-        if watch is not None:
-            watch.on_loss = lambda told: self._note("process_lost", told)
+        self.clock = Clock(self.state.seconds)
+        self.processes.look_out(lambda told: self._note("process_lost", told))
         try:
             with self.request.listening(), self.folder.writing():
                 yield
             self.processes.leave()
         except BaseException as error:
+            watch = self.processes.watch
+            if watch is not None:
+                watch.ending()  # this process ends by itself, whatever the others say
             self._note(getattr(error, "reason", type(error).__name__), str(error))
-            if watch is not None and not isinstance(error, Interrupted):
+            if watch is not None and not getattr(error, "together", False):
                 watch.tell(str(error))
             raise
         finally:
@@ -99,7 +101,7 @@ class Run:
             self.trackers.log(line, line["epoch"])
         for finding in findings(self.history, self.config.guards):
             if finding.action == "stop":
-                raise Stopped(finding.reason, finding.message)
+                raise Stopped(finding.reason, finding.message, together=True)
             if self.processes.first:
                 print(f"warning: {finding.message}", file=sys.stderr)
 
@@ -118,6 +120,7 @@ class Run:
             rate = frame_rate(config, config.sampling.call)
             path = self.folder.save_samples(epoch, samples_for_a_sheet(drawn), rate)
             self.trackers.log_picture("samples", path, epoch)
+        self.state.seconds = self.clock.total
         checkpoint.save(self.folder.checkpoints, self.learner, self.state, config, self.processes)
         self._saved = epoch
         self.rotate()
@@ -148,13 +151,12 @@ class Run:
         signal = max(self.processes.gather(self.request.signal))
         if not signal:
             return
-        if self._saved != self.state.epoch:
+        epoch = self.state.epoch
+        if self._saved != epoch:
             self.save()
         self.processes.leave()
-        raise Interrupted(
-            signal,
-            f"stopped by signal {signal}; epoch {self.state.epoch} is saved, go on with --resume.",
-        )
+        done = f"epoch {epoch} is saved" if epoch else "no epoch was finished yet"
+        raise Interrupted(signal, f"stopped by signal {signal}; {done}, go on with --resume.")
 
     def go_back(self) -> bool:
         """To the newest whole checkpoint; False where there is none.
@@ -188,6 +190,7 @@ class Run:
         factor = guards.rollback_lr ** (done + 1)
         self.learner.slow_down(factor)
         self.history = [line for line in self.history if line["epoch"] <= self.state.epoch]
+        self.clock.lap()
         if self.processes.first:
             self.folder.begin(self.config, self.inputs.fingerprint, self.state.epoch)
             print(
@@ -195,11 +198,12 @@ class Run:
                 f"{factor:g} times the learning rate.",
                 file=sys.stderr,
             )
+        self.save()  # a resume shall remember it
         return True
 
     def _note(self, reason: str, message: str) -> None:
         """Writes why the run ended early."""
         if self.processes.first:
-            found: list[Path] = checkpoint.checkpoints(self.folder.checkpoints)
+            found = checkpoint.checkpoints(self.folder.checkpoints)
             newest = found[-1].name if found else None
             self.folder.note_stop(reason, message, self.state.epoch, newest)

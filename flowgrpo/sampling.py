@@ -27,10 +27,10 @@ class Sampled:
     """Number of samples that are of one colour throughout."""
 
     @property
-    def velocities(self) -> list[float]:
+    def velocity_rms(self) -> list[float]:
         """Root mean squares of the velocity, one an image and trained step."""
         steps = [step for rollout in self.rollouts for step in rollout.tape.window_steps]
-        norms = [step.velocity for step in steps if step.velocity is not None]
+        norms = [step.velocity_rms for step in steps if step.velocity_rms is not None]
         return [value for norm in norms for value in norm.tolist()]
 
 
@@ -45,7 +45,8 @@ def sample_groups(
     """Rolls out every group; scoring overlaps with sampling where a reward allows it.
 
     Args:
-        stopping: asked before each micro-batch; where it says so, groups are missing.
+        stopping: asked before each micro-batch and at the end; where it says so, groups are
+            missing.
     """
     clock = clock or Clock()
     pending, keep_on_cpu = [], plan.config.sampling.tape_on_cpu
@@ -71,6 +72,8 @@ def sample_groups(
                 )
                 for group, rollouts, futures in pending
             ]
+    if stopping():
+        return []
     for rollout in (r for s in sampled[SHEET_ROWS:] for r in s.rollouts):
         rollout.samples.clear()  # scored, and not drawn; the frames of videos fill memory
     return sampled

@@ -8,30 +8,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from flowgrpo.config import ConfigError
 
-
-def shard(module: nn.Module) -> None:
+def shard(module: nn.Module, device: str) -> None:
     """Spreads the parameters over all processes: block by block, then what is left.
 
     Gradients arrive summed over the processes.
 
-    Raises:
-        ConfigError: there is only one process.
+    Args:
+        device: type of where the shards go, `cuda` or `cpu`.
     """
-    if not (dist.is_initialized() and dist.get_world_size() > 1):
-        raise ConfigError(
-            "train.shard is true, but there is one process; launch several with torchrun, or leave "
-            "it out."
-        )
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     for part in (*_blocks(module), module):
         fully_shard(part, mesh=mesh)
@@ -64,7 +55,7 @@ def as_stock(module: Any) -> Iterator[None]:
     if not is_sharded(module):
         yield
         return
-    tensors = {name: whole(value) for name, value in module.state_dict().items()}
+    tensors = {name: whole(value).cpu() for name, value in module.state_dict().items()}
     sharded = type(module)
     module.__class__ = sharded.__bases__[1]
     module.state_dict = lambda *args, **kwargs: tensors

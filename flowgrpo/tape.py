@@ -63,7 +63,7 @@ class Step:
     mean: Tensor | None = None
     """(B, ...) float32 centre of the Gaussian; None outside the window."""
     std: float = 0.0
-    velocity: Tensor | None = None
+    velocity_rms: Tensor | None = None
     """(B,) root mean square of the velocity, in the window."""
 
     def to(self, device: torch.device) -> "Step":
@@ -180,7 +180,7 @@ def record(
             # Rounded before its log-prob is taken: in bf16 the rounding alone would move the ratio.
             taped.next_latents = drawn.to(taped.next_latents.dtype)
             taped.mean, taped.std = gaussian.mean.detach(), gaussian.std
-            taped.velocity = _velocity_norm(scheduler, taped, model_output)
+            taped.velocity_rms = _velocity_rms(scheduler, taped, model_output)
             clock.refresh(scheduler)
             result = _with_previous_sample(result, taped.next_latents)
         taped.next_latents = taped.next_latents.clone()
@@ -313,7 +313,7 @@ def _gaussian(tape: Tape, taped: Step, scheduler: Any, model_output: Tensor) -> 
     return Gaussian(mean * at.scale_next, std * at.scale_next)
 
 
-def _velocity_norm(scheduler: Any, taped: Step, model_output: Tensor) -> Tensor:
+def _velocity_rms(scheduler: Any, taped: Step, model_output: Tensor) -> Tensor:
     _, velocity = flow_coordinates(scheduler, model_output, taped.latents, taped.position)
     return velocity.detach().float().flatten(1).square().mean(dim=1).sqrt()
 

@@ -17,18 +17,19 @@ from tqdm import tqdm
 
 from flowgrpo import checkpoint, processes, report
 from flowgrpo.advantages import advantages, weighted_sum
-from flowgrpo.calls import check_call, check_frames, find_style, surprises
+from flowgrpo.calls import check_call, check_frames, surprises
 from flowgrpo.check import check_replay
 from flowgrpo.checkpoint import State
 from flowgrpo.compilation import compile_blocks
 from flowgrpo.config import ConfigError, GRPOConfig
+from flowgrpo.config_file import plain
 from flowgrpo.evaluate import evaluate, load_scores
 from flowgrpo.guards import Stopped
-from flowgrpo.inputs import read_inputs, with_sources
+from flowgrpo.inputs import read_inputs, refuse_shares, with_sources
 from flowgrpo.learner import Learner, Tally
 from flowgrpo.optimisers import optimiser_class
 from flowgrpo.pipelines import device_of, open_pipeline
-from flowgrpo.plan import Group
+from flowgrpo.plan import Group, Plan
 from flowgrpo.policy import Policy, as_used, load_weights, reference
 from flowgrpo.prompts import PromptSource
 from flowgrpo.provenance import objects_among
@@ -81,7 +82,11 @@ class GRPOTrainer:
         )
         self.rewards, self.plan = self.inputs.rewards, self.inputs.plan
         self.processes.same("the input", self.inputs.fingerprint)
-        self._check_shares()
+        self.processes.same("the config", plain(self.config))
+        self.processes.same("--resume", resume)
+        for warning in refuse_shares(self.config, self.inputs, self.processes.count):
+            if self.processes.first:
+                print(f"warning: {warning}", file=sys.stderr)
         self.folder = report.RunFolder(Path(self.config.output_dir).expanduser())
         self.processes.first_does(
             lambda: self.folder.refuse_other_run(resume, self.config, self.inputs.fingerprint)
@@ -121,7 +126,7 @@ class GRPOTrainer:
             Interrupted: a signal asked to stop (a SystemExit with 128 + its number).
         """
         with self.run.alive():
-            clock = report.Clock(self.state.seconds)
+            clock = self.run.clock
             self._begin()
             bar = tqdm(
                 total=self.config.train.epochs,
@@ -145,9 +150,6 @@ class GRPOTrainer:
     def _begin(self) -> None:
         """What comes before the first epoch: proofs, the run folder, the base's evaluation."""
         config, row = self.config, self.inputs.rows[0]
-        if self.policy.is_sharded:  # found out here, since all processes must call alike
-            for one in {tuple(sorted(r.columns)): r for r in self.inputs.rows}.values():
-                find_style(self.policy.pipe, one, config.sampling_call)
         proved = check_replay(self.policy, row, config)
         if self.processes.first:
             path = config.model.path
@@ -174,14 +176,17 @@ class GRPOTrainer:
         self.run.leave_if_asked()
         group_advantages = advantages(rewards, weights, train.advantage)
 
-        tally, norms = Tally(), []
+        tally, norms = Tally(), list[float]()
         self.learner.on_policy = True
         with clock("training"):
             for share in plan.shares():
                 replayed = self._to_replay(share, group_advantages)
                 chosen = [(own[i], group_advantages[i]) for i in replayed]
                 pairs = len(share) * self.config.sampling.group_size * plan.window_size
-                self.learner.accumulate(chosen, pairs, tally)
+                stopping = self._never if norms else self.run.stopping
+                self.learner.accumulate(chosen, pairs, tally, stopping)
+                if not norms:  # the weights are still those of the last epoch's end
+                    self.run.leave_if_asked()
                 norms.append(self.learner.step(tally))
 
         state.epoch += 1
@@ -196,7 +201,7 @@ class GRPOTrainer:
                 **self._counted(tally),
                 "grad_norm": sum(norms) / len(norms),
                 "grad_norm_max": max(norms),
-                "weights": self._checksum(),
+                "weights_checksum": self._checksum(),
                 **({"rollbacks": state.rollbacks} if state.rollbacks else {}),
                 "seconds": clock.lap(),
                 "images": state.images,
@@ -205,7 +210,6 @@ class GRPOTrainer:
         )
         if state.epoch % self.config.checkpoint_every == 0 or state.epoch == train.epochs:
             with clock("saving"):
-                state.seconds = clock.total
                 self.run.save([(own[i], totals[i]) for i in sorted(own)])
 
     def sample(self, groups: Sequence[Group], clock: report.Clock | None = None) -> list[Sampled]:
@@ -244,27 +248,12 @@ class GRPOTrainer:
         check_call(pipe, "evaluation.call", config.evaluation.call or {})
         check_frames(pipe, "sampling.call", config.sampling.call)
         check_frames(pipe, "evaluation.call", config.evaluation_call)
-        policy = Policy(pipe, config.train, seed_for(config.seed, "lora"))
+        place = None if given else device_of(config.model).type
+        policy = Policy(pipe, config.train, seed_for(config.seed, "lora"), place)
+        refuse_mixed_experts(policy, self.plan)
         if config.model.compile:
             compile_blocks(policy.denoisers)
         return policy
-
-    def _check_shares(self) -> None:
-        """Whether the groups can be shared out among the processes."""
-        count, groups = self.processes.count, self.config.sampling.groups_per_epoch
-        size = len(self.plan.shares()[0])
-        if self.config.train.shard and size % count:
-            raise ConfigError(
-                f"sampling.groups_per_epoch is {groups}, which makes {size} groups an update, but "
-                f"with train.shard these must be a multiple of the {count} processes; use "
-                f"{groups // size * count * max(1, round(size / count))}."
-            )
-        if size < count and self.processes.first:
-            print(
-                f"warning: an update has {size} groups, so {count - size} of the {count} processes "
-                "wait; make sampling.groups_per_epoch larger.",
-                file=sys.stderr,
-            )
 
     def _sampled(
         self, groups: Sequence[Group], clock: report.Clock
@@ -282,19 +271,21 @@ class GRPOTrainer:
             own = self.sample(self.processes.own(groups), clock)
         except Stopped as stop:
             problem = [stop.reason, str(stop)]
-        velocities = [value for sampled in own for value in sampled.velocities]
+            if self.policy.is_sharded:
+                self.processes.any(True)  # the others ask whether to stop; they leave off, too
+        velocities = [value for sampled in own for value in sampled.velocity_rms]
         said = self.processes.gather(
             {
                 "problem": problem,
                 "rewards": [{n: r.tolist() for n, r in s.rewards.items()} for s in own],
                 "flat": sum(sampled.flat for sampled in own),
-                "velocity": sum(velocities),
+                "velocity_rms": sum(velocities),
                 "count": len(velocities),
             }
         )
         for one in said:
             if one["problem"]:
-                raise Stopped(*one["problem"])
+                raise Stopped(*one["problem"], together=True)
         if sum(len(one["rewards"]) for one in said) < len(groups):
             return {}, {}, {}  # broken off by a signal
         shares = [one["rewards"] for one in said]
@@ -304,8 +295,8 @@ class GRPOTrainer:
             for r in self.rewards
         }
         flat = sum(one["flat"] for one in said) / self.plan.images_per_epoch
-        velocity = sum(one["velocity"] for one in said) / sum(one["count"] for one in said)
-        seen = {**({"flat_images": flat} if flat else {}), "velocity": velocity}
+        velocity = sum(one["velocity_rms"] for one in said) / sum(one["count"] for one in said)
+        seen = {**({"flat_images": flat} if flat else {}), "velocity_rms": velocity}
         return {s.group.index: s for s in own}, rewards, seen
 
     def _to_replay(self, share: range, group_advantages: Sequence[Tensor]) -> list[int]:
@@ -353,6 +344,10 @@ class GRPOTrainer:
             )
         return f"{own:016x}"
 
+    @staticmethod
+    def _never() -> bool:
+        return False
+
     def _evaluate_if_due(self) -> None:
         every, epoch = self.config.evaluation.every, self.state.epoch
         if every and epoch and epoch % every == 0 and not self.run.is_evaluated(epoch):
@@ -380,3 +375,18 @@ class GRPOTrainer:
             picture = self.folder.path / "compare.png"
             self.run.trackers.log_picture("compare", picture, state.epoch)
         return self.processes.agree(summary)
+
+
+def refuse_mixed_experts(policy: Policy, plan: Plan) -> None:
+    """Raises ConfigError where processes would replay different denoisers at once.
+
+    A sharded denoiser is gathered by all processes together, and which of several works in a step
+    depends on the step.
+    """
+    first, last = plan.window_bounds
+    if policy.is_sharded and len(policy.taped) > 1 and last - first + 1 > plan.window_size:
+        raise ConfigError(
+            f"train.shard is true with {len(policy.taped)} models in the loop, but "
+            "sampling.window moves, so that processes would need different ones at once; set its "
+            f"last to {first + plan.window_size - 1}, say."
+        )

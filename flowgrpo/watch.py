@@ -31,12 +31,17 @@ class Watch:
     Args:
         rank: of this process; `count`: of all.
         agree: what the first process says, on all.
+        on_loss: called with the reason just before this process ends.
     """
 
-    def __init__(self, rank: int, count: int, agree: Callable[[Any], Any]):
-        self.rank, self.count = rank, count
-        self.on_loss: Callable[[str], None] = lambda reason: None
-        """Called with the reason just before this process ends."""
+    def __init__(
+        self,
+        rank: int,
+        count: int,
+        agree: Callable[[Any], Any],
+        on_loss: Callable[[str], None] = lambda reason: None,
+    ):
+        self.rank, self.count, self.on_loss = rank, count, on_loss
         self._ended = threading.Event()
         self._store = _open_store(rank, count, agree)
         self._store.set(f"beat/{rank}", "0")
@@ -89,14 +94,19 @@ class Watch:
         return None
 
     def _end(self, reason: str) -> None:
-        self.on_loss(reason)
-        print(
-            f"flowgrpo: {reason}; process {self.rank} stops, too. Go on with --resume.",
-            file=sys.stderr,
-            flush=True,
-        )
-        sys.stdout.flush()
-        os._exit(1)  # the main thread may wait in a collective that nothing else can interrupt
+        try:
+            print(
+                f"flowgrpo: {reason.rstrip('.')}; process {self.rank} stops, too. Go on with "
+                "--resume.",
+                file=sys.stderr,
+                flush=True,
+            )
+            sys.stdout.flush()
+            note = threading.Thread(target=self.on_loss, args=(reason,), daemon=True)
+            note.start()
+            note.join(GRACE)  # the disk may be what is gone
+        finally:
+            os._exit(1)  # the main thread may wait in a collective that nothing can interrupt
 
 
 @contextmanager

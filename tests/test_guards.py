@@ -13,7 +13,7 @@ from flowgrpo.config import ConfigError, GuardsConfig
 from flowgrpo.config_file import parse_config
 from flowgrpo.guards import Stopped, findings
 
-FINE = {"tied_groups": 0.5, "velocity": 1.0, "kl": 0.1}
+FINE = {"tied_groups": 0.5, "velocity_rms": 1.0, "kl": 0.1}
 
 
 def lines(*changes):
@@ -31,8 +31,8 @@ def lines(*changes):
         (lines({"tied_groups": 1.0}), {"dead_epochs": 2}, []),
         (lines({}, {"kl": 0.3}), {"max_kl": 0.2}, ["kl"]),
         (lines({"kl": 0.3}, {}), {"max_kl": 0.2}, []),
-        (lines({}, {"velocity": 1.6}), {"max_velocity_growth": 1.5}, ["velocity"]),
-        (lines({"velocity": 2.0}, {"velocity": 2.9}), {"max_velocity_growth": 1.5}, []),
+        (lines({}, {"velocity_rms": 1.6}), {"max_velocity_growth": 1.5}, ["velocity"]),
+        (lines({"velocity_rms": 2.0}, {"velocity_rms": 2.9}), {"max_velocity_growth": 1.5}, []),
         (lines({}, {"flat_images": 1.0}), {"constant_images": "off"}, []),
         (
             lines({}, {"flat_images": 1.0, "kl": 1.0}),
@@ -140,7 +140,7 @@ def test_a_gradient_that_is_not_finite_leaves_weights_and_moments_as_they_were(t
     assert stopped(tmp_path / "run")["reason"] == "gradient_not_finite"
     good = trainer(tmp_path / "run", resume=True, **options)
     assert good.state.epoch == 1
-    mine, saved = run.learner.state(), good.learner.state()
+    mine, saved = run.learner.tensors(), good.learner.tensors()
     assert all(torch.equal(mine[name], value) for name, value in saved.items())
 
 

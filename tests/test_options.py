@@ -12,7 +12,6 @@ from flowgrpo.config import ModelConfig, TrainConfig
 from flowgrpo.kernels import log_prob
 from flowgrpo.lora import load_lora, saved_modules
 from flowgrpo.pipelines import open_pipeline
-from flowgrpo.plan import Plan
 from flowgrpo.policy import Policy, as_used, reference
 from flowgrpo.prompts import Row
 from flowgrpo.randomness import normal
@@ -113,17 +112,6 @@ def test_a_run_can_go_on_from_a_lora_which_is_then_the_reference(tmp_path):
     assert 0 <= lines[0]["kl"] < lines[1]["kl"]
     with pytest.raises(ConfigError, match="has rank 4 and alpha 8; set these"):
         Policy(built("sd3"), TrainConfig(lora={"rank": 8, "alpha": 8, "start": lora}))
-
-
-def test_the_plan_says_what_all_weights_cost_before_they_are_loaded(tmp_path):
-    pipe = built("sd3")
-    pipe.save_pretrained(tmp_path)
-    count = sum(p.numel() for p in pipe.transformer.parameters())
-    for ema, copies in ((None, 5), (0.9, 6)):
-        config = GRPOConfig(model={"path": str(tmp_path)}, train={"lora": None, "ema": ema})
-        said = Plan(config=config, rows=[ROW]).describe()["memory of all weights"]
-        assert said.endswith(f"({count / 1e6:.1f} M parameters x {4 * copies} bytes)")
-    assert "memory of all weights" not in Plan(config=GRPOConfig(), rows=[ROW]).describe()
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["lora", "all weights"])

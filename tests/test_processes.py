@@ -6,6 +6,7 @@ import signal
 import pytest
 import together
 import torch
+from families import FAMILIES
 from safetensors.torch import load_file
 from together import launch, run
 
@@ -23,7 +24,7 @@ def weights(folder, rank=0):
     return load_file(folder / f"weights-{rank}.safetensors")
 
 
-def far(a, b, prefix="adapter/"):
+def far(a, b, prefix="weights/"):
     """Largest difference of two states."""
     assert a.keys() == b.keys()
     return max(float((a[n].float() - b[n].float()).abs().max()) for n in a if n.startswith(prefix))
@@ -82,7 +83,7 @@ def test_a_checkpoint_of_a_sharded_run_goes_on_unsharded_and_back(tmp_path, one,
     run(together.train, after[0], tmp_path, **options, resume=True)
     straight = {"train": {"ema": 0.9}}
     run(together.train, 1, tmp_path / "straight", **straight)
-    for part in ("adapter/", "average/", "optimiser/"):
+    for part in ("weights/", "average/", "optimiser/"):
         assert far(weights(tmp_path), weights(tmp_path / "straight"), part) < 1e-6
 
 
@@ -102,19 +103,53 @@ def test_all_weights_of_a_sharded_denoiser_are_saved_as_stock(tmp_path):
     assert saved["_class_name"] == "SD3Transformer2DModel"
 
 
-def test_tied_groups_and_uneven_shares_keep_two_processes_in_step(tmp_path):
-    for shard in (False, True):
-        options = {
-            "reward": together.constant_for_dogs,
-            "sampling": {"groups_per_epoch": 6},
-            "train": {"epochs": 2, "updates_per_epoch": 3, "shard": shard},
-        }
-        run(together.train, 2, tmp_path / str(shard), **options)
+@pytest.mark.parametrize(("shard", "updates"), [(False, 2), (True, 3)])
+def test_tied_groups_and_uneven_shares_keep_two_processes_in_step(tmp_path, shard, updates):
+    """Of three groups an update, one process makes two; a sharded run has one each, and ties."""
+    options = {
+        "reward": together.constant_for_dogs,
+        "sampling": {"groups_per_epoch": 6},
+        "train": {"epochs": 2, "updates_per_epoch": updates, "shard": shard},
+    }
+    run(together.train, 2, tmp_path / "two", **options)
     options["train"]["shard"] = False
     run(together.train, 1, tmp_path / "one", **options)
-    for folder in ("False", "True"):
-        assert far(weights(tmp_path / folder), weights(tmp_path / "one")) < 1e-6
-        assert 0 < metrics(tmp_path / folder)[0]["tied_groups"] < 1
+    assert far(weights(tmp_path / "two"), weights(tmp_path / "one")) < 1e-6
+    assert 0 < metrics(tmp_path / "two")[0]["tied_groups"] < 1
+
+
+def test_a_guard_stops_all_processes_by_its_name(tmp_path):
+    options = {"reward": together.constant, "guards": {"dead_epochs": 2}}
+    launched = launch(together.train, 2, tmp_path, **options)
+    assert launched.ended() == [1, 1]
+    stopped = json.loads((tmp_path / "run" / "summary.json").read_text())["stopped"]
+    assert (stopped["reason"], stopped["epoch"]) == ("dead_rewards", 2)
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_what_goes_wrong_in_one_process_rolls_all_back(tmp_path, shard):
+    options = {"train": {"shard": shard, "epochs": 3}, "guards": {"rollbacks": 1}}
+    run(together.nan_once, 2, tmp_path, rank=1, at=8, **options)
+    lines = metrics(tmp_path)
+    assert [line.get("rollbacks") for line in lines] == [None, 1, 1]
+    assert all(torch.equal(v, weights(tmp_path, 1)[n]) for n, v in weights(tmp_path, 1).items())
+
+
+def test_experts_that_would_be_gathered_at_once_are_refused(tmp_path):
+    options = {
+        "family": "wan-2.2",
+        "train": {"shard": True},
+        "sampling": {"window": 1, "call": dict(FAMILIES["wan-2.2"].call)},
+    }
+    launched = launch(together.train, 2, tmp_path, **options)
+    assert launched.ended() == [1, 1]
+    assert "sampling.window moves" in launched.said()
+    del options["sampling"]["window"]
+    options["sampling"]["window"] = {"size": 2, "first": 1, "last": 2}
+    run(together.train, 2, tmp_path / "sharded", **options)
+    options["train"]["shard"] = False
+    run(together.train, 1, tmp_path / "whole", **options)
+    assert far(weights(tmp_path / "sharded"), weights(tmp_path / "whole")) < 1e-6
 
 
 @pytest.mark.parametrize(

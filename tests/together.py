@@ -124,8 +124,9 @@ def train(folder, **options):
 
     run = trainer(folder / "run", **options)
     run.train()
-    state = run.learner.state()
-    save_file(state, folder / f"weights-{run.processes.rank}.safetensors")
+    rank = run.processes.rank
+    run.learner.processes.rank = 0  # each keeps what it has
+    save_file(run.learner.tensors(), folder / f"weights-{rank}.safetensors")
 
 
 def first_epoch(folder, **options):
@@ -167,6 +168,24 @@ def misbehaving(folder, *, rank, at, deed, **options):
 
 def constant_for_dogs(images, prompts, **columns):
     return [0.5 if "dog" in p else r for p, r in zip(prompts, redness(images, prompts))]  # noqa: B905
+
+
+def constant(images, prompts, **columns):
+    return [0.0] * len(images)
+
+
+def nan_once(folder, *, rank, at, **options):
+    """The reward call number `at` of one process is no number."""
+    calls = []
+
+    def reward(images, prompts, **columns):
+        calls.append(1)
+        if len(calls) == at and os.environ.get("RANK") == str(rank):
+            return [float("nan")] * len(images)
+        return redness(images, prompts)
+
+    reward.__name__ = "redness"
+    train(folder, reward=reward, **options)
 
 
 def other_prompts(folder):
