@@ -74,9 +74,16 @@ def save(
     return target
 
 
-def newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The newest whole checkpoint and its manifest; a damaged one is skipped with a message."""
+def newest(folder: Path, before: int | None = None) -> tuple[Path, dict[str, Any]] | None:
+    """The newest whole checkpoint and its manifest; a damaged one is skipped with a message.
+
+    Args:
+        before: only one of an earlier epoch than this; the later ones are put aside.
+    """
     for path in reversed(checkpoints(folder)):
+        if before is not None and epoch_of(path) >= before:
+            put_aside(path)
+            continue
         manifest = _verified(path)
         if manifest is not None:
             return path, manifest
@@ -86,8 +93,8 @@ def newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
 
 
 def put_aside(path: Path) -> None:
-    """Keeps a damaged checkpoint under a name that counts no more."""
-    aside = path.with_name(f".{path.name}.damaged")
+    """Keeps a checkpoint that is damaged or to blame under a name that counts no more."""
+    aside = path.with_name(f".{path.name}.aside")
     shutil.rmtree(aside, ignore_errors=True)
     os.replace(path, aside)
 

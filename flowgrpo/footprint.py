@@ -203,7 +203,10 @@ def footprint(config: GRPOConfig, plan: Plan, processes: int = 1) -> Footprint:
     except ConfigError:
         raise
     except Exception as error:  # the loaders of three libraries raise what they like
-        found.missing["model"] = _reason(error)
+        found.missing["model"] = (
+            f"{config.model.path} cannot be looked up; check the name, the network and your "
+            f"access: {_reason(error)}"
+        )
         return found
     check_call(pipe, "sampling.call", config.sampling.call)
     check_frames(pipe, "sampling.call", config.sampling.call)

@@ -16,11 +16,19 @@ class Stopped(RuntimeError):
 
     Args:
         together: all processes raise it at the same point.
+        blamed: the epoch whose end made the weights that sampled what is wrong; None where a lower
+            learning rate from there may help.
     """
 
-    def __init__(self, reason: str, message: str, *, together: bool = False):
+    def __init__(
+        self, reason: str, message: str, *, together: bool = False, blamed: int | None = None
+    ):
         super().__init__(message)
-        self.reason, self.together = reason, together
+        self.reason, self.together, self.blamed = reason, together, blamed
+
+
+SEEN_IN_SAMPLES = ("constant_images", "dead_rewards", "velocity")
+"""Findings that the same weights would give again."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -122,8 +122,9 @@ class Processes:
         for parameter, counted, total in zip(parameters, have.tolist(), sums, strict=True):
             parameter.grad = total.view_as(parameter) if counted else None
 
-    def look_out(self, on_loss: Callable[[str], None]) -> None:
-        """From now on this process ends when another one is gone, after a call of `on_loss`."""
+    def look_out(self, on_loss: Callable[[str, str], None]) -> None:
+        """From now on this process ends when another one is gone, after a call of `on_loss` with
+        the reason's name and a sentence."""
         if self.count > 1:
             self.watch = Watch(self.rank, self.count, self.agree, on_loss)
 

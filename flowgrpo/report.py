@@ -71,7 +71,7 @@ class RunFolder:
                 f"output_dir is {self.path}, but {existing} cannot be written; correct its rights, "
                 "or name another folder."
             )
-        holds_run = self.is_evaluated(0)
+        holds_run = self.is_evaluated(0) or any(self.checkpoints.glob("epoch-*"))
         if holds_run and not resume:
             raise ConfigError(
                 f"output_dir is {self.path}, but it holds another run; use --resume, or name "
@@ -82,9 +82,20 @@ class RunFolder:
                 f"output_dir is {self.path}, but it holds no run to resume; leave out --resume."
             )
         if resume and holds_run:
-            then = yaml.safe_load((self.path / "config.yaml").read_text())
-            refuse_changes(then, plain(config))
-            refuse_changes(json.loads((self.path / "inputs.json").read_text()), fingerprint)
+            refuse_changes(self._read("config.yaml"), plain(config))
+            refuse_changes(self._read("inputs.json"), fingerprint)
+
+    def _read(self, name: str) -> dict[str, Any]:
+        """A file that says what the run is. JSON is YAML, too."""
+        try:
+            data: dict[str, Any] = yaml.safe_load((self.path / name).read_text())
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(
+                f"{self.path / name} cannot be read ({reason}), but says what run this is; put it "
+                "back, or start another run."
+            ) from error
+        return data
 
     @contextmanager
     def writing(self) -> Iterator[None]:

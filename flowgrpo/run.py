@@ -12,7 +12,7 @@ from flowgrpo.checkpoint import State
 from flowgrpo.config import GRPOConfig
 from flowgrpo.config_file import changes, plain, refuse_changes
 from flowgrpo.evaluate import frame_rate
-from flowgrpo.guards import Stopped, findings
+from flowgrpo.guards import SEEN_IN_SAMPLES, Stopped, findings
 from flowgrpo.inputs import Inputs
 from flowgrpo.interrupts import Interrupted, Request
 from flowgrpo.learner import Learner
@@ -55,7 +55,7 @@ class Run:
         """Around all that a run does: signals are heard, and whatever ends it early is noted in
         summary.json and told to the other processes."""
         self.clock = Clock(self.state.seconds)
-        self.processes.look_out(lambda told: self._note("process_lost", told))
+        self.processes.look_out(self._note)
         try:
             with self.request.listening(), self.folder.writing():
                 yield
@@ -64,9 +64,10 @@ class Run:
             watch = self.processes.watch
             if watch is not None:
                 watch.ending()  # this process ends by itself, whatever the others say
-            self._note(getattr(error, "reason", type(error).__name__), str(error))
+            reason = getattr(error, "reason", type(error).__name__)
+            self._note(reason, str(error))
             if watch is not None and not getattr(error, "together", False):
-                watch.tell(str(error))
+                watch.tell(reason, str(error))
             raise
         finally:
             self.trackers.close()
@@ -88,6 +89,13 @@ class Run:
             )
             self.trackers = Trackers(self.config, self.folder.path, epoch=epoch)
         self.history = self.processes.agree(self.folder.metrics())
+        whole = [line["epoch"] for line in self.history] == list(range(1, epoch + 1))
+        if not whole and self.processes.first:
+            print(
+                f"warning: metrics.jsonl does not hold epochs 1 to {epoch}; guards and curves know "
+                "only what is there.",
+                file=sys.stderr,
+            )
 
     def log(self, line: dict[str, Any]) -> None:
         """Keeps the line of an epoch.
@@ -101,7 +109,8 @@ class Run:
             self.trackers.log(line, line["epoch"])
         for finding in findings(self.history, self.config.guards):
             if finding.action == "stop":
-                raise Stopped(finding.reason, finding.message, together=True)
+                blamed = line["epoch"] - 1 if finding.reason in SEEN_IN_SAMPLES else None
+                raise Stopped(finding.reason, finding.message, together=True, blamed=blamed)
             if self.processes.first:
                 print(f"warning: {finding.message}", file=sys.stderr)
 
@@ -158,13 +167,17 @@ class Run:
         done = f"epoch {epoch} is saved" if epoch else "no epoch was finished yet"
         raise Interrupted(signal, f"stopped by signal {signal}; {done}, go on with --resume.")
 
-    def go_back(self) -> bool:
+    def go_back(self, before: int | None = None) -> bool:
         """To the newest whole checkpoint; False where there is none.
+
+        Args:
+            before: only to one of an earlier epoch; the later ones are put aside.
 
         Raises:
             ConfigError: it was made with settings that may not change.
         """
-        found = checkpoint.newest(self.folder.checkpoints) if self.processes.first else None
+        folder, first = self.folder.checkpoints, self.processes.first
+        found = checkpoint.newest(folder, before) if first else None
         found = self.processes.agree(found and [found[0].name, found[1]])
         if found is None:
             return False
@@ -180,10 +193,10 @@ class Run:
         return True
 
     def roll_back(self, stop: Stopped) -> bool:
-        """Goes on from the newest checkpoint with a lower learning rate, if guards.rollbacks allows
-        one more."""
+        """Goes on from the newest checkpoint that is not to blame, with a lower learning rate, if
+        guards.rollbacks allows one more."""
         guards, done = self.config.guards, self.state.rollbacks
-        if done >= guards.rollbacks or not self.go_back():
+        if done >= guards.rollbacks or not self.go_back(stop.blamed):
             return False
         self.learner.policy.count_passes()  # those of the epoch that is done again
         self.state.rollbacks = done + 1

@@ -285,7 +285,7 @@ class GRPOTrainer:
         )
         for one in said:
             if one["problem"]:
-                raise Stopped(*one["problem"], together=True)
+                raise Stopped(*one["problem"], together=True, blamed=self.state.epoch)
         if sum(len(one["rewards"]) for one in said) < len(groups):
             return {}, {}, {}  # broken off by a signal
         shares = [one["rewards"] for one in said]

@@ -5,6 +5,7 @@ wants to wait. So every process beats once a second in a store that the first on
 thread in each listens to the others.
 """
 
+import json
 import os
 import socket
 import sys
@@ -17,6 +18,8 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
+LOST = "process_lost"
+"""Reason of a run whose process is gone without a word."""
 BEAT = 1.0
 """Seconds between two signs of life."""
 SILENCE = 30.0
@@ -31,7 +34,7 @@ class Watch:
     Args:
         rank: of this process; `count`: of all.
         agree: what the first process says, on all.
-        on_loss: called with the reason just before this process ends.
+        on_loss: called with the reason's name and a sentence just before this process ends.
     """
 
     def __init__(
@@ -39,7 +42,7 @@ class Watch:
         rank: int,
         count: int,
         agree: Callable[[Any], Any],
-        on_loss: Callable[[str], None] = lambda reason: None,
+        on_loss: Callable[[str, str], None] = lambda reason, sentence: None,
     ):
         self.rank, self.count, self.on_loss = rank, count, on_loss
         self._ended = threading.Event()
@@ -49,10 +52,11 @@ class Watch:
         self._thread = threading.Thread(target=self._listen, name="watch", daemon=True)
         self._thread.start()
 
-    def tell(self, reason: str) -> None:
+    def tell(self, reason: str, message: str) -> None:
         """This process stops on an error: the others shall stop at once, and say why."""
         try:
-            self._store.set("failed", f"process {self.rank} stopped: {reason}")
+            told = [self.rank, reason, f"process {self.rank} stopped: {message}"]
+            self._store.set("failed", json.dumps(told))
         except RuntimeError:
             return  # the first process is gone with its store; the others notice by themselves
         time.sleep(2 * BEAT)  # else a first process takes the store along before all have read it
@@ -71,18 +75,18 @@ class Watch:
         while not self._ended.wait(BEAT):
             count += 1
             try:
-                reason = self._heard(count, beats)
+                heard = self._heard(count, beats)
             except RuntimeError:
-                reason = "process 0 is gone"
-            if reason and not self._ended.is_set():
-                self._end(reason)
+                heard = (LOST, "process 0 is gone")
+            if heard and not self._ended.is_set():
+                self._end(*heard)
 
-    def _heard(self, count: int, beats: dict[int, tuple[bytes, float]]) -> str | None:
+    def _heard(self, count: int, beats: dict[int, tuple[bytes, float]]) -> tuple[str, str] | None:
         """Beats, and listens once; returns what is wrong with another process, if anything."""
         self._store.set(f"beat/{self.rank}", str(count))
         if self._store.check(["failed"]):
-            told = self._store.get("failed").decode()
-            return None if told.startswith(f"process {self.rank} ") else told
+            rank, reason, sentence = json.loads(self._store.get("failed"))
+            return None if rank == self.rank else (reason, sentence)
         now = time.monotonic()
         others = [rank for rank in range(self.count) if rank != self.rank]
         heard = self._store.multi_get([f"beat/{rank}" for rank in others])
@@ -90,19 +94,19 @@ class Watch:
             if rank not in beats or beats[rank][0] != beat:
                 beats[rank] = (beat, now)
             elif now - beats[rank][1] > SILENCE:
-                return f"process {rank} has been silent for {SILENCE:.0f} s"
+                return LOST, f"process {rank} has been silent for {SILENCE:.0f} s"
         return None
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, sentence: str) -> None:
         try:
             print(
-                f"flowgrpo: {reason.rstrip('.')}; process {self.rank} stops, too. Go on with "
+                f"flowgrpo: {sentence.rstrip('.')}; process {self.rank} stops, too. Go on with "
                 "--resume.",
                 file=sys.stderr,
                 flush=True,
             )
             sys.stdout.flush()
-            note = threading.Thread(target=self.on_loss, args=(reason,), daemon=True)
+            note = threading.Thread(target=self.on_loss, args=(reason, sentence), daemon=True)
             note.start()
             note.join(GRACE)  # the disk may be what is gone
         finally:

@@ -1,6 +1,7 @@
 """A run that goes wrong ends with a named reason, before harm is done, or goes back and on."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -172,6 +173,17 @@ def test_a_rollback_goes_on_from_the_last_good_checkpoint_with_a_lower_rate(tmp_
     assert [json.loads(line).get("rollbacks") for line in lines] == [None, 1, 1]
     again = trainer(tmp_path / "run", resume=True, **options)
     assert again.learner.optimiser.param_groups[0]["lr"] == pytest.approx(0.5e-4)
+
+
+def test_a_rollback_goes_behind_the_weights_that_sampled_what_is_wrong(tmp_path, capsys):
+    guards = {"max_velocity_growth": 1.05, "rollbacks": 1}
+    run = trainer(tmp_path / "run", train={"epochs": 5, "lr": 0.1}, guards=guards)
+    with pytest.raises(Stopped, match="times as large in epoch"):
+        run.train()
+    back = capsys.readouterr().err.split("Went back to epoch ")
+    (found,) = re.findall(r"in epoch (\d) as in", back[0])
+    assert int(back[1][0]) == int(found) - 2
+    assert stopped(tmp_path / "run")["epoch"] > int(found) - 1
 
 
 def test_rollbacks_come_to_an_end(tmp_path):

@@ -131,8 +131,8 @@ def test_what_goes_wrong_in_one_process_rolls_all_back(tmp_path, shard):
     options = {"train": {"shard": shard, "epochs": 3}, "guards": {"rollbacks": 1}}
     run(together.nan_once, 2, tmp_path, rank=1, at=8, **options)
     lines = metrics(tmp_path)
-    assert [line.get("rollbacks") for line in lines] == [None, 1, 1]
-    assert all(torch.equal(v, weights(tmp_path, 1)[n]) for n, v in weights(tmp_path, 1).items())
+    assert [line.get("rollbacks") for line in lines] == [1, 1, 1]  # the weights are to blame
+    assert far(weights(tmp_path), weights(tmp_path, 1)) == 0
 
 
 def test_experts_that_would_be_gathered_at_once_are_refused(tmp_path):
@@ -172,6 +172,7 @@ def test_when_one_process_is_gone_all_end_within_a_minute(tmp_path, one, rank, d
     if rank == 1:
         stopped = json.loads((tmp_path / "run" / "summary.json").read_text())["stopped"]
         assert message in stopped["message"]
+        assert stopped["reason"] == ("reward_failed" if deed == "fail" else "process_lost")
     run(together.train, 1, tmp_path, resume=True)
     assert far(weights(tmp_path), weights(one)) < 1e-6
 
