@@ -42,17 +42,18 @@ def set_attention_backend(
             f"model.attention_backend is {backend}, but is unknown; {hint}"
             f"Usable here: {_usable(device, dtype)}."
         )
-    if reason := _failure(backend, device, dtype):
-        raise ConfigError(
-            f"model.attention_backend is {backend}, but cannot train on {device.type} in {dtype} "
-            f"({reason}); {_install(backend)}use one of {_usable(device, dtype)}."
-        )
     for name, denoiser in denoisers.items():
         if not _heeds(denoiser):
             raise ConfigError(
                 f"model.attention_backend is {backend}, but the attention of {name} "
                 f"({type(denoiser).__name__}) does not heed it; leave it out."
             )
+    if reason := _failure(backend, device, dtype):
+        raise ConfigError(
+            f"model.attention_backend is {backend}, but cannot train on {device.type} in {dtype} "
+            f"({reason}); {_install(backend)}use one of {_usable(device, dtype)}."
+        )
+    for denoiser in denoisers.values():
         # Diffusers also sets it for every model of the process; the block takes that back.
         with attention_backend(AttentionBackendName(backend)):
             denoiser.set_attention_backend(backend)

@@ -5,6 +5,8 @@ import os
 # Before torch is imported: threads that spin while they wait make every operation of a busy machine
 # several milliseconds slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# A process of a run that is gone is told in one sentence, not in frames of C++.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 import logging
 import math

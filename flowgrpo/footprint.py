@@ -140,7 +140,8 @@ class Footprint:
 
     def describe(self) -> dict[str, str]:
         """The numbers by label, for people."""
-        lines = {name: self._size(size, name in self.denoisers) for name, size in self._weights()}
+        shared = {*self.denoisers, "adapter"}
+        lines = {name: self._size(size, name in shared) for name, size in self._weights()}
         copies = {
             "gradients": self.gradients,
             "optimiser state": self.optimiser,

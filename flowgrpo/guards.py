@@ -16,8 +16,8 @@ class Stopped(RuntimeError):
 
     Args:
         together: all processes raise it at the same point.
-        blamed: the epoch whose end made the weights that sampled what is wrong; None where a lower
-            learning rate from there may help.
+        blamed: the epoch whose weights gave what is wrong, and would give it again; None where a
+            lower learning rate from there may help.
     """
 
     def __init__(
@@ -25,10 +25,6 @@ class Stopped(RuntimeError):
     ):
         super().__init__(message)
         self.reason, self.together, self.blamed = reason, together, blamed
-
-
-SEEN_IN_SAMPLES = ("constant_images", "dead_rewards", "velocity")
-"""Findings that the same weights would give again."""
 
 
 @dataclass(frozen=True, kw_only=True)

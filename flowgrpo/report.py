@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import yaml
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -55,6 +56,7 @@ class RunFolder:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.lora = path / "lora"
+        self._lock = FileLock(path / ".lock")
 
     def refuse_other_run(
         self, resume: bool, config: GRPOConfig, fingerprint: dict[str, Any]
@@ -66,11 +68,15 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"output_dir is {self.path}, but that is a file; name a folder.")
         existing = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
-        if not os.access(existing, os.W_OK):
+        try:
+            if not os.access(existing, os.W_OK):
+                raise PermissionError(errno.EACCES, "it cannot be written", str(existing))
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
             raise ConfigError(
-                f"output_dir is {self.path}, but {existing} cannot be written; correct its rights, "
-                "or name another folder."
-            )
+                f"output_dir is {self.path}, but that cannot be ({error.strerror}: {existing}); "
+                "correct its rights, or name another folder."
+            ) from error
         holds_run = self.is_evaluated(0) or any(self.checkpoints.glob("epoch-*"))
         if holds_run and not resume:
             raise ConfigError(
@@ -84,6 +90,23 @@ class RunFolder:
         if resume and holds_run:
             refuse_changes(self._read("config.yaml"), plain(config))
             refuse_changes(self._read("inputs.json"), fingerprint)
+
+    def lock(self) -> None:
+        """Keeps other runs out, until `unlock` or the end of this process.
+
+        Raises:
+            ConfigError: another one is at work in the folder.
+        """
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise ConfigError(
+                f"output_dir is {self.path}, but another process trains there now; wait for its "
+                "end, or name another folder."
+            ) from None
+
+    def unlock(self) -> None:
+        self._lock.release()
 
     def _read(self, name: str) -> dict[str, Any]:
         """A file that says what the run is. JSON is YAML, too."""

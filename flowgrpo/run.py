@@ -12,7 +12,7 @@ from flowgrpo.checkpoint import State
 from flowgrpo.config import GRPOConfig
 from flowgrpo.config_file import changes, plain, refuse_changes
 from flowgrpo.evaluate import frame_rate
-from flowgrpo.guards import SEEN_IN_SAMPLES, Stopped, findings
+from flowgrpo.guards import Stopped, findings
 from flowgrpo.inputs import Inputs
 from flowgrpo.interrupts import Interrupted, Request
 from flowgrpo.learner import Learner
@@ -21,6 +21,7 @@ from flowgrpo.provenance import differences, record_start
 from flowgrpo.report import Clock, RunFolder
 from flowgrpo.sampling import Sampled, samples_for_a_sheet
 from flowgrpo.trackers import Trackers
+from flowgrpo.watch import LOST
 
 
 class Run:
@@ -55,6 +56,7 @@ class Run:
         """Around all that a run does: signals are heard, and whatever ends it early is noted in
         summary.json and told to the other processes."""
         self.clock = Clock(self.state.seconds)
+        self.processes.first_does(self.folder.lock)
         self.processes.look_out(self._note)
         try:
             with self.request.listening(), self.folder.writing():
@@ -65,12 +67,13 @@ class Run:
             if watch is not None:
                 watch.ending()  # this process ends by itself, whatever the others say
             reason = getattr(error, "reason", type(error).__name__)
-            self._note(reason, str(error))
+            self._note(reason, str(error) or reason)
             if watch is not None and not getattr(error, "together", False):
                 watch.tell(reason, str(error))
             raise
         finally:
             self.trackers.close()
+            self.folder.unlock()
 
     def begin(self) -> None:
         """Writes what the run is, or drops what a resumed one does again."""
@@ -109,8 +112,9 @@ class Run:
             self.trackers.log(line, line["epoch"])
         for finding in findings(self.history, self.config.guards):
             if finding.action == "stop":
-                blamed = line["epoch"] - 1 if finding.reason in SEEN_IN_SAMPLES else None
-                raise Stopped(finding.reason, finding.message, together=True, blamed=blamed)
+                # What a line measures comes from the weights that sampled, or moved from there.
+                before = line["epoch"] - 1
+                raise Stopped(finding.reason, finding.message, together=True, blamed=before)
             if self.processes.first:
                 print(f"warning: {finding.message}", file=sys.stderr)
 
@@ -215,8 +219,9 @@ class Run:
         return True
 
     def _note(self, reason: str, message: str) -> None:
-        """Writes why the run ended early."""
-        if self.processes.first:
+        """Writes why the run ended early; where the first process is what is gone, another does."""
+        writer = 1 if reason == LOST and message.startswith("process 0 ") else 0
+        if self.processes.rank == writer:
             found = checkpoint.checkpoints(self.folder.checkpoints)
             newest = found[-1].name if found else None
             self.folder.note_stop(reason, message, self.state.epoch, newest)

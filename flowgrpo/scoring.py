@@ -127,7 +127,7 @@ class Reward:
                 values = list(values)
         except (ImportError, RewardError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             raise RewardError(
                 f'{self.name} failed on prompt "{prompts[0]}" ({type(error).__name__}: {error}, '

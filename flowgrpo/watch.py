@@ -28,6 +28,12 @@ GRACE = 5.0
 """Seconds that a failed message between processes waits for the reason to be known."""
 
 
+class ProcessLost(RuntimeError):
+    """A message to the other processes failed."""
+
+    reason = LOST
+
+
 class Watch:
     """Beats for this process and listens to the others.
 
@@ -121,7 +127,7 @@ def lost(watch: Watch | None) -> Iterator[None]:
     except RuntimeError as error:
         if watch is not None:
             time.sleep(GRACE)  # the watch ends this process here if another one told its reason
-        raise RuntimeError(
+        raise ProcessLost(
             "another process of the run is gone, so this one stops, too; go on with --resume."
         ) from error
 

@@ -3,6 +3,8 @@
 import gc
 import hashlib
 import json
+import shutil
+import sys
 import time
 
 import pytest
@@ -274,6 +276,52 @@ def test_a_folder_that_holds_another_run_is_refused(tmp_path):
         trainer(tmp_path / "run")
     with pytest.raises(ConfigError, match="holds no run to resume"):
         trainer(tmp_path / "new", resume=True)
+
+
+def test_a_second_run_in_the_same_folder_is_refused_while_the_first_goes_on(tmp_path):
+    def meeting(images, prompts, **columns):
+        if second:
+            with pytest.raises(ConfigError, match="another process trains there now"):
+                second.pop().train()
+        return redness(images, prompts)
+
+    second = []
+    first = trainer(tmp_path / "run", reward=meeting, train={"epochs": 1})
+    second.append(trainer(tmp_path / "run", train={"epochs": 1}))
+    first.train()
+    assert not second
+    assert trainer(tmp_path / "run", reward=meeting, resume=True, train={"epochs": 1}).train()
+
+
+def test_a_folder_with_checkpoints_but_no_evaluation_holds_a_run(tmp_path):
+    trainer(tmp_path / "run", train={"epochs": 1}).train()
+    shutil.rmtree(tmp_path / "run" / "eval")
+    with pytest.raises(ConfigError, match="holds another run"):
+        trainer(tmp_path / "run", train={"epochs": 1})
+    assert trainer(tmp_path / "run", resume=True, train={"epochs": 1}).train()["epochs"] == 1
+
+
+@pytest.mark.parametrize("place", ["file/run", "file"])
+def test_an_output_folder_that_cannot_be_is_refused_before_the_model_loads(tmp_path, place):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"output_dir is .*file"):
+        GRPOTrainer("no/model", redness, PROMPTS, args=settings(tmp_path / place))
+
+
+def test_a_reward_that_leaves_the_process_is_named(tmp_path):
+    def leaving(images, prompts, **columns):
+        sys.exit(0)
+
+    with pytest.raises(RewardError, match=r'leaving failed on prompt "a cat" \(SystemExit'):
+        trainer(tmp_path / "run", reward=leaving).train()
+
+
+@pytest.mark.parametrize("name", ["inputs.json", "config.yaml"])
+def test_a_resume_misses_the_files_that_say_what_the_run_is(tmp_path, name):
+    trainer(tmp_path / "run", train={"epochs": 1}).train()
+    (tmp_path / "run" / name).write_text("{")
+    with pytest.raises(ConfigError, match=f"{name} cannot be read .* says what run this is"):
+        trainer(tmp_path / "run", resume=True, train={"epochs": 2})
 
 
 @pytest.mark.parametrize(
