@@ -14,7 +14,7 @@ from flowgrpo.kernels import Gaussian, kl_divergence, log_prob
 from flowgrpo.objectives import clipped
 from flowgrpo.optimisers import make_optimiser, moments_of
 from flowgrpo.policy import Policy, Rollout, reference
-from flowgrpo.processes import Processes
+from flowgrpo.processes import Processes, checksum
 from flowgrpo.sampling import Sampled
 from flowgrpo.sharding import whole
 from flowgrpo.tape import ReplayError, Step
@@ -68,7 +68,7 @@ class Learner:
         chosen: Sequence[tuple[Sampled, Tensor]],
         pairs: int,
         tally: Tally,
-        stopping: Callable[[], bool] = lambda: False,
+        stopping: Callable[[], bool] | None = None,
     ) -> None:
         """Adds the gradients of groups with their advantages (K,).
 
@@ -79,7 +79,7 @@ class Learner:
         for sampled, advantages in chosen:
             parts = advantages.split([len(rollout.seeds) for rollout in sampled.rollouts])
             for rollout, part in zip(sampled.rollouts, parts, strict=True):
-                if stopping():
+                if stopping is not None and stopping():
                     return
                 self._replay(rollout, part.float().to(self.policy.device), pairs, tally)
 
@@ -174,6 +174,23 @@ class Learner:
             for name, parameter in self.policy.parameters.items():
                 self.average[name].lerp_(parameter.detach(), 1 - self.config.train.ema)
         return norm
+
+    def checksum(self) -> str:
+        """Of the trained weights.
+
+        Raises:
+            RuntimeError: they differ between processes.
+        """
+        own = checksum(list(self.policy.parameters.values()))
+        sums = self.processes.gather(own)
+        if self.policy.is_sharded:
+            return f"{sum(sums) % 2**64:016x}"
+        if len(set(sums)) > 1:
+            raise RuntimeError(
+                "weights differ between processes after an update; give every machine the same "
+                "versions and the same kind of device, and go on with --resume."
+            )
+        return f"{own:016x}"
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights, average and moments by name, as whole tensors on the CPU, copied one by one.

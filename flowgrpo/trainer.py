@@ -183,9 +183,9 @@ class GRPOTrainer:
                 replayed = self._to_replay(share, group_advantages)
                 chosen = [(own[i], group_advantages[i]) for i in replayed]
                 pairs = len(share) * self.config.sampling.group_size * plan.window_size
-                stopping = self._never if norms else self.run.stopping
-                self.learner.accumulate(chosen, pairs, tally, stopping)
-                if not norms:  # the weights are still those of the last epoch's end
+                # Until the first step the weights are those of the last epoch's end.
+                self.learner.accumulate(chosen, pairs, tally, None if norms else self.run.stopping)
+                if not norms:
                     self.run.leave_if_asked()
                 norms.append(self.learner.step(tally))
 
@@ -201,7 +201,7 @@ class GRPOTrainer:
                 **self._counted(tally),
                 "grad_norm": sum(norms) / len(norms),
                 "grad_norm_max": max(norms),
-                "weights_checksum": self._checksum(),
+                "weights_checksum": self.learner.checksum(),
                 **({"rollbacks": state.rollbacks} if state.rollbacks else {}),
                 "seconds": clock.lap(),
                 "images": state.images,
@@ -326,27 +326,6 @@ class GRPOTrainer:
         total = sum(one["count"] for one in said)
         names = dict.fromkeys(name for one in said for name in one["sums"])
         return {name: sum(one["sums"].get(name, 0.0) for one in said) / total for name in names}
-
-    def _checksum(self) -> str:
-        """Of the trained weights.
-
-        Raises:
-            RuntimeError: they differ between processes.
-        """
-        own = processes.checksum(list(self.policy.parameters.values()))
-        sums = self.processes.gather(own)
-        if self.policy.is_sharded:
-            return f"{sum(sums) % 2**64:016x}"
-        if len(set(sums)) > 1:
-            raise RuntimeError(
-                f"weights differ between processes after epoch {self.state.epoch}; give every "
-                "machine the same versions and the same kind of device, and go on with --resume."
-            )
-        return f"{own:016x}"
-
-    @staticmethod
-    def _never() -> bool:
-        return False
 
     def _evaluate_if_due(self) -> None:
         every, epoch = self.config.evaluation.every, self.state.epoch
