@@ -178,7 +178,12 @@ class RunFolder:
         if not self._metrics.exists():
             return []
         lines = self._metrics.read_text().split("\n")
-        return [json.loads(line) for line in lines[:-1]]  # a line that a kill cut short has no end
+        try:
+            return [json.loads(line) for line in lines[:-1]]  # one that a kill cut short has no end
+        except ValueError as error:
+            raise ConfigError(
+                f"{self._metrics} has a line that is no JSON ({error}); take it out."
+            ) from None
 
     def evaluation(self, epoch: int) -> Path:
         return self.path / "eval" / f"epoch-{epoch:04d}"
@@ -213,7 +218,8 @@ class RunFolder:
         return summary
 
     def _evaluation_folders(self) -> list[Path]:
-        return sorted((self.path / "eval").glob("epoch-*"))
+        found = (self.path / "eval").glob("epoch-*")
+        return sorted(path for path in found if path.name.partition("-")[2].isdigit())
 
     @property
     def _metrics(self) -> Path:
