@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,12 +27,15 @@ class Sampled:
     flat: int
     """Number of samples that are of one colour throughout."""
 
-    @property
-    def velocity_rms(self) -> list[float]:
-        """Root mean squares of the velocity, one an image and trained step."""
+    def told(self) -> dict[str, Any]:
+        """What other processes need to know, as JSON."""
         steps = [step for rollout in self.rollouts for step in rollout.tape.window_steps]
-        norms = [step.velocity_rms for step in steps if step.velocity_rms is not None]
-        return [value for norm in norms for value in norm.tolist()]
+        norms = torch.cat([s.velocity_rms for s in steps if s.velocity_rms is not None])
+        return {
+            "rewards": {name: values.tolist() for name, values in self.rewards.items()},
+            "flat": self.flat,
+            "velocity_rms": float(norms.double().mean()),
+        }
 
 
 def sample_groups(

@@ -273,30 +273,21 @@ class GRPOTrainer:
             problem = [stop.reason, str(stop)]
             if self.policy.is_sharded:
                 self.processes.any(True)  # the others ask whether to stop; they leave off, too
-        velocities = [value for sampled in own for value in sampled.velocity_rms]
-        said = self.processes.gather(
-            {
-                "problem": problem,
-                "rewards": [{n: r.tolist() for n, r in s.rewards.items()} for s in own],
-                "flat": sum(sampled.flat for sampled in own),
-                "velocity_rms": sum(velocities),
-                "count": len(velocities),
-            }
-        )
+        said = self.processes.gather({"problem": problem, "groups": [s.told() for s in own]})
         for one in said:
             if one["problem"]:
                 raise Stopped(*one["problem"], together=True, blamed=self.state.epoch)
-        if sum(len(one["rewards"]) for one in said) < len(groups):
+        shares = [one["groups"] for one in said]
+        if sum(map(len, shares)) < len(groups):
             return {}, {}, {}  # broken off by a signal
-        shares = [one["rewards"] for one in said]
-        joined = self.processes.joined(shares, len(groups))
+        told = self.processes.joined(shares, len(groups))
         rewards = {
-            r.name: [torch.tensor(g[r.name], dtype=torch.float64) for g in joined]
+            r.name: [torch.tensor(group["rewards"][r.name], dtype=torch.float64) for group in told]
             for r in self.rewards
         }
-        flat = sum(one["flat"] for one in said) / self.plan.images_per_epoch
-        velocity = sum(one["velocity_rms"] for one in said) / sum(one["count"] for one in said)
-        seen = {**({"flat_images": flat} if flat else {}), "velocity_rms": velocity}
+        flat = sum(group["flat"] for group in told) / self.plan.images_per_epoch
+        velocity_rms = sum(group["velocity_rms"] for group in told) / len(told)
+        seen = {**({"flat_images": flat} if flat else {}), "velocity_rms": velocity_rms}
         return {s.group.index: s for s in own}, rewards, seen
 
     def _to_replay(self, share: range, group_advantages: Sequence[Tensor]) -> list[int]:
