@@ -112,7 +112,8 @@ def load(path: Path, manifest: dict[str, Any], learner: Learner) -> State:
 
 
 def rotate(folder: Path, keep: int, best: int | None) -> None:
-    """Removes all but the newest `keep` checkpoints and that of epoch `best`."""
+    """Removes all but the newest `keep` checkpoints and that of epoch `best`; and what was put
+    aside, once it has been made again."""
     for path in checkpoints(folder)[:-keep]:
         if epoch_of(path) != best:
             # Renamed first, so that a kill leaves no checkpoint that is half there.
@@ -121,6 +122,10 @@ def rotate(folder: Path, keep: int, best: int | None) -> None:
             os.replace(path, gone)
     for gone in folder.glob(".epoch-*.removed"):
         shutil.rmtree(gone, ignore_errors=True)
+    last = max(map(epoch_of, checkpoints(folder)), default=0)
+    for aside in folder.glob(".epoch-*.aside"):
+        if epoch_of(aside.with_suffix("")) <= last:
+            shutil.rmtree(aside, ignore_errors=True)
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -130,7 +135,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def epoch_of(path: Path) -> int:
-    """Of a checkpoint or an evaluation."""
+    """Of a checkpoint."""
     return int(path.name.partition("-")[2])
 
 

@@ -146,10 +146,6 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         write_whole(self.path / "config.yaml", dump_config(config))
         write_whole(self.path / "inputs.json", json.dumps(fingerprint, indent=1))
-        if result := self._result():
-            write_whole(self.path / "summary.json", json.dumps(result, indent=1))
-        else:
-            (self.path / "summary.json").unlink(missing_ok=True)
         for folder in self._evaluation_folders():
             if _epoch_of(folder) > epoch:
                 shutil.rmtree(folder)
