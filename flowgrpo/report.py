@@ -71,7 +71,10 @@ class RunFolder:
         try:
             if not os.access(existing, os.W_OK):
                 raise PermissionError(errno.EACCES, "it cannot be written", str(existing))
+            missing = [p for p in (self.path, *self.path.parents) if not p.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
+            for tried in missing:
+                tried.rmdir()
         except OSError as error:
             raise ConfigError(
                 f"output_dir is {self.path}, but that cannot be ({error.strerror}: {existing}); "
@@ -97,6 +100,7 @@ class RunFolder:
         Raises:
             ConfigError: another one is at work in the folder.
         """
+        self.path.mkdir(parents=True, exist_ok=True)
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
