@@ -1,5 +1,6 @@
 """Settings of memory and speed: places of weights and tapes, attention, compiling, optimisers."""
 
+import math
 import sys
 from dataclasses import replace
 
@@ -8,14 +9,16 @@ import torch
 from families import FAMILIES, built
 from families.family import SHORT
 from safetensors.torch import load_file, save_file
+from together import redness, settings
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from flowgrpo import ConfigError, placement
+from flowgrpo import ConfigError, GRPOTrainer, placement
 from flowgrpo.attention import set_attention_backend
 from flowgrpo.compilation import compile_blocks, compiled
 from flowgrpo.config import ModelConfig, TrainConfig
 from flowgrpo.kernels import log_prob
+from flowgrpo.learner import Tally
 from flowgrpo.lora import WEIGHTS
 from flowgrpo.optimisers import load_moments, make_optimiser, moments_of
 from flowgrpo.pipelines import find_denoisers, open_pipeline, put_in_places
@@ -367,3 +370,28 @@ def test_eight_bit_moments_without_their_package_are_one_sentence(monkeypatch):
 def test_eight_bit_moments_of_sharded_weights_are_refused():
     with pytest.raises(ConfigError, match=r"cannot work on shards; use adamw"):
         make_optimiser(TrainConfig(optimiser="adamw_8bit", shard=True), [])
+
+
+def gradient(folder, dtype):
+    """Of one update, all adapter tensors as one (N,) float32."""
+    args = settings(folder, sampling={"groups_per_epoch": 1}, train={"updates_per_epoch": 1})
+    run = GRPOTrainer(built("sd3", dtype), redness, ["a cat"], args=args)
+    with torch.no_grad():
+        for parameter in run.policy.parameters.values():
+            parameter.add_(0.02)
+    (sampled,) = run.sample(run.plan.groups(0))
+    advantages = torch.linspace(-1, 1, 4, dtype=torch.float64)
+    pairs = 2**20  # of an update as large as real ones
+    run.learner.accumulate([(sampled, advantages)], pairs, Tally())
+    scale = run.learner._scale
+    gradients = [p.grad.flatten() / scale for p in run.policy.parameters.values()]
+    return torch.cat(gradients) * pairs, scale
+
+
+def test_the_gradients_of_float16_activations_do_not_vanish(tmp_path):
+    whole, one = gradient(tmp_path / "float32", torch.float32)
+    half, scale = gradient(tmp_path / "float16", torch.float16)
+    assert one == 1
+    assert scale > 1
+    assert math.log2(scale) % 1 == 0
+    assert torch.cosine_similarity(whole, half, dim=0) > 0.99

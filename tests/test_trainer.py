@@ -635,3 +635,18 @@ def test_rotation_spares_the_best_however_old(tmp_path):
         (tmp_path / f"epoch-{epoch:04d}").mkdir()
     checkpoint.rotate(tmp_path, 2, best=1)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["epoch-0001", "epoch-0003", "epoch-10000"]
+
+
+def test_a_damaged_checkpoint_is_put_aside_and_evicts_no_new_one(tmp_path):
+    options = {"train": {"epochs": 2}, "checkpoint_keep": 1}
+    trainer(tmp_path / "run", **options).train()
+    folder = tmp_path / "run" / "checkpoints"
+    (folder / "epoch-0002" / "state.safetensors").write_bytes(b"")
+    run = trainer(tmp_path / "run", resume=True, **options)
+    assert [path.name for path in folder.iterdir()] == [".epoch-0002.aside"]
+    run.run.begin()
+    run.state.epoch = 1
+    run.run.save()
+    assert (folder / "epoch-0001" / "manifest.json").is_file()
+    run.train()
+    assert [path.name for path in folder.iterdir()] == ["epoch-0002"]
