@@ -126,7 +126,7 @@ def load_vae(workdir):
     """The trained autoencoder, with the latents' shift and scale once they are measured."""
     vae = load_averaged(build_vae(), workdir / "vae.pt")
     if (workdir / "latents.pt").exists():
-        data = torch.load(workdir / "latents.pt", mmap=True)
+        data = torch.load(workdir / "latents.pt", mmap=True, weights_only=True)
         vae.register_to_config(
             shift_factor=data["shift_factor"], scaling_factor=data["scaling_factor"]
         )
@@ -264,7 +264,7 @@ def train_transformer(workdir, seed, batch_size=64, sigma_shift=2.0):
     On so few tokens plain attention is twice as fast as the fused kernel on a CPU.
     """
     torch.manual_seed(seed)
-    data = torch.load(workdir / "latents.pt")
+    data = torch.load(workdir / "latents.pt", weights_only=True)
     empty = tokenize(build_tokenizer(), [""])
     denoiser = build_denoiser()
 
@@ -562,9 +562,9 @@ def measure(workdir, out, seeds=(0, 1, 2)):
     scores = {
         "images_per_second": images_per_second(pipe, prompts["signs_test"][0]),
         "vae_reading_rate": reading_rate(pipe, prompts["signs_test"]),
-        "shift": torch.load(workdir / "shift.pt"),
+        "shift": torch.load(workdir / "shift.pt", weights_only=True),
         "seconds": {
-            name: torch.load(workdir / f"{name}.pt", mmap=True)["seconds"]
+            name: torch.load(workdir / f"{name}.pt", mmap=True, weights_only=True)["seconds"]
             for name in ("vae", "transformer", "clip")
         },
     }
@@ -595,7 +595,7 @@ def plot_losses(workdir, out):
 
     figure, axes = plt.subplots(1, 3, figsize=(10, 2.6), layout="constrained")
     for axis, name in zip(axes, ("vae", "transformer", "clip"), strict=True):
-        losses = torch.load(workdir / f"{name}.pt", mmap=True)["losses"]
+        losses = torch.load(workdir / f"{name}.pt", mmap=True, weights_only=True)["losses"]
         smooth = np.convolve(losses, np.ones(50) / 50, "valid")
         axis.semilogy(smooth)
         axis.set(title=name, xlabel="step", ylabel="loss")

@@ -133,7 +133,7 @@ def load_vae(workdir):
     """The trained autoencoder, with the latents' mean and deviation once they are measured."""
     statistics = {}
     if (workdir / "latents.pt").exists():
-        data = torch.load(workdir / "latents.pt", mmap=True)
+        data = torch.load(workdir / "latents.pt", mmap=True, weights_only=True)
         statistics = {name: data[name] for name in ("latents_mean", "latents_std")}
     return load_averaged(build_vae(**statistics), workdir / "vae.pt")
 
@@ -233,7 +233,7 @@ def train_transformer(workdir, seed, batch_size=96, sigma_shift=2.0):
     On so few tokens plain attention is faster than the fused kernel on a CPU.
     """
     torch.manual_seed(seed)
-    data = torch.load(workdir / "latents.pt")
+    data = torch.load(workdir / "latents.pt", weights_only=True)
     latents_all, tokenizer = data["latents"], build_tokenizer()
     token_ids, mask = tokenize(tokenizer, data["captions"], CONTEXT)
     empty_ids, empty_mask = tokenize(tokenizer, [""], CONTEXT)
@@ -383,9 +383,9 @@ def measure(workdir, out):
     result = {
         "clips_per_second": clips_per_second(pipe, prompts[0]),
         "vae_psnr": reconstruction_psnr(pipe.vae, prompts),
-        "shift": torch.load(workdir / "shift.pt"),
+        "shift": torch.load(workdir / "shift.pt", weights_only=True),
         "seconds": {
-            name: torch.load(workdir / f"{name}.pt", mmap=True)["seconds"]
+            name: torch.load(workdir / f"{name}.pt", mmap=True, weights_only=True)["seconds"]
             for name in ("vae", "transformer")
         },
     }

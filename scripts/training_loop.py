@@ -43,7 +43,7 @@ def train(name, model, loss_at, workdir, num_steps, lr):
     parts = {"model": model, "averaged": averaged, "optimizer": optimizer}
     state: dict[str, Any] = {"step": 0, "losses": [], "seconds": 0.0}
     if path.exists():
-        state = torch.load(path)
+        state = torch.load(path, weights_only=True)
     for key in parts.keys() & state.keys():
         parts[key].load_state_dict(state[key])
     first, losses = state["step"], state["losses"]
@@ -69,7 +69,7 @@ def train(name, model, loss_at, workdir, num_steps, lr):
 
 def load_averaged(model, path):
     """The model with the averaged weights of a training stage."""
-    averaged = torch.load(path)["averaged"]
+    averaged = torch.load(path, weights_only=True)["averaged"]
     prefix = "module."
     model.load_state_dict(
         {key.removeprefix(prefix): v for key, v in averaged.items() if key.startswith(prefix)}
