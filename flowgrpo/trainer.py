@@ -28,7 +28,7 @@ from flowgrpo.guards import Stopped
 from flowgrpo.inputs import read_inputs, refuse_shares, with_sources
 from flowgrpo.learner import Learner, Tally
 from flowgrpo.optimisers import optimiser_class
-from flowgrpo.pipelines import device_of, open_pipeline
+from flowgrpo.pipelines import device_of, find_denoisers, open_pipeline
 from flowgrpo.plan import Group, Plan
 from flowgrpo.policy import Policy, as_used, load_weights, reference
 from flowgrpo.prompts import PromptSource
@@ -354,9 +354,10 @@ def refuse_mixed_experts(policy: Policy, plan: Plan) -> None:
     depends on the step.
     """
     first, last = plan.window_bounds
-    if policy.is_sharded and len(policy.taped) > 1 and last - first + 1 > plan.window_size:
+    experts = find_denoisers(policy.pipe)
+    if policy.is_sharded and len(experts) > 1 and last - first + 1 > plan.window_size:
         raise ConfigError(
-            f"train.shard is true with {len(policy.taped)} models in the loop, but "
-            "sampling.window moves, so that processes would need different ones at once; set its "
-            f"last to {first + plan.window_size - 1}, say."
+            f"train.shard is true with {' and '.join(experts)}, but sampling.window moves, so that "
+            "processes would need different ones at once; set its last to "
+            f"{first + plan.window_size - 1}, say."
         )
