@@ -1,6 +1,5 @@
 """The kernel that denoisers compute attention with, by diffusers' names, where it can train."""
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ from diffusers.models.attention_dispatch import (
     dispatch_attention_fn,
 )
 
-from flowgrpo.config import ConfigError
+from flowgrpo.config import ConfigError, did_you_mean
 
 NAMES = [backend.value for backend in AttentionBackendName]
 
@@ -36,12 +35,8 @@ def set_attention_backend(
             dtype, or has no gradients; or a denoiser does not heed it.
     """
     if backend not in NAMES:
-        close = difflib.get_close_matches(backend, NAMES, n=1)
-        hint = f'did you mean "{close[0]}"? ' if close else ""
-        raise ConfigError(
-            f"model.attention_backend is {backend}, but is unknown; {hint}"
-            f"Usable here: {_usable(device, dtype)}."
-        )
+        hint = f"{did_you_mean(backend, NAMES)} Usable here: {_usable(device, dtype)}."
+        raise ConfigError(f"model.attention_backend is {backend}, but is unknown; {hint.lstrip()}")
     for name, denoiser in denoisers.items():
         if not _heeds(denoiser):
             raise ConfigError(

@@ -3,7 +3,6 @@
 Also what is wrong, or odd, about the arguments of a call.
 """
 
-import difflib
 import functools
 import inspect
 import re
@@ -17,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from PIL import Image
 
-from flowgrpo.config import OWN_ARGUMENTS, ConfigError
+from flowgrpo.config import OWN_ARGUMENTS, ConfigError, did_you_mean
 from flowgrpo.media import Sample, frames_of, is_video, opened
 from flowgrpo.pipelines import find_denoisers, find_models
 from flowgrpo.prompts import Row
@@ -235,9 +234,8 @@ def check_call(pipe: Any, section: str, call: dict[str, Any]) -> None:
     """
     known = [name for name in inspect.signature(type(pipe).__call__).parameters if name != "self"]
     for name in call.keys() - set(known):
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f' did you mean "{close[0]}"?' if close else f" It takes {', '.join(known)}."
-        raise ConfigError(f"{section}.{name} is no argument of {type(pipe).__name__};{hint}")
+        hint = did_you_mean(name, known, f"It takes {', '.join(known)}.")
+        raise ConfigError(f"{section}.{name} is no argument of {type(pipe).__name__}; {hint}")
 
 
 def surprises(pipe: Any, path: str | None, call: dict[str, Any], sample: Sample) -> list[str]:

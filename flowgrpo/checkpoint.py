@@ -25,6 +25,7 @@ from flowgrpo.learner import Learner
 from flowgrpo.optimisers import load_moments
 from flowgrpo.policy import Policy, as_used, load_weights
 from flowgrpo.processes import Processes
+from flowgrpo.report import epoch_folders, epoch_of
 from flowgrpo.sharding import placed_like
 
 PACKAGES = ("flowgrpo", "torch", "diffusers", "transformers", "peft")
@@ -80,7 +81,7 @@ def newest(folder: Path, before: int | None = None) -> tuple[Path, dict[str, Any
     Args:
         before: only one of an earlier epoch than this; the later ones are put aside.
     """
-    for path in reversed(checkpoints(folder)):
+    for path in reversed(epoch_folders(folder)):
         if before is not None and epoch_of(path) >= before:
             put_aside(path)
             continue
@@ -114,7 +115,7 @@ def load(path: Path, manifest: dict[str, Any], learner: Learner) -> State:
 def rotate(folder: Path, keep: int, best: int | None) -> None:
     """Removes all but the newest `keep` checkpoints and that of epoch `best`; and what was put
     aside, once it has been made again."""
-    for path in checkpoints(folder)[:-keep]:
+    for path in epoch_folders(folder)[:-keep]:
         if epoch_of(path) != best:
             # Renamed first, so that a kill leaves no checkpoint that is half there.
             gone = path.with_name(f".{path.name}.removed")
@@ -122,21 +123,10 @@ def rotate(folder: Path, keep: int, best: int | None) -> None:
             os.replace(path, gone)
     for gone in folder.glob(".epoch-*.removed"):
         shutil.rmtree(gone, ignore_errors=True)
-    last = max(map(epoch_of, checkpoints(folder)), default=0)
+    last = max(map(epoch_of, epoch_folders(folder)), default=0)
     for aside in folder.glob(".epoch-*.aside"):
         if epoch_of(aside.with_suffix("")) <= last:
             shutil.rmtree(aside, ignore_errors=True)
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """Folders of checkpoints, oldest first; whether they are whole is not said."""
-    found = [path for path in folder.glob("epoch-*") if path.name.partition("-")[2].isdigit()]
-    return sorted(found, key=epoch_of)
-
-
-def epoch_of(path: Path) -> int:
-    """Of a checkpoint."""
-    return int(path.name.partition("-")[2])
 
 
 def best_epoch(scores: dict[int, float], saved: Collection[int]) -> int | None:

@@ -22,6 +22,7 @@ from flowgrpo.lora import WEIGHTS, load_lora, saved_modules, set_scale, unload_l
 from flowgrpo.media import Sample, is_video, write_video
 from flowgrpo.pipelines import open_pipeline
 from flowgrpo.prompts import Row, load_prompts
+from flowgrpo.report import epoch_folders
 from flowgrpo.scoring import Reward, validate_rows
 from flowgrpo.usage import saved_denoisers
 
@@ -56,7 +57,7 @@ def columns_of_runs(
         if config.model.path not in {c.config.model.path for c in columns}:
             columns.append(Column(label=f"{prefix}base" if columns else "base", config=config))
         if checkpoints:
-            for folder in sorted((run / "checkpoints").glob("epoch-*")):
+            for folder in epoch_folders(run / "checkpoints"):
                 columns.append(Column(label=f"{prefix}{folder.name}", config=config, lora=folder))
         if checkpoints and not (run / "lora").exists():
             continue  # not finished yet

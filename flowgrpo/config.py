@@ -1,5 +1,7 @@
 """All that a user chooses, as validated pydantic models; what follows from it is in `plan`."""
 
+import difflib
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -14,6 +16,12 @@ from pydantic import (
 
 class ConfigError(ValueError):
     """A setting that cannot work, in one sentence."""
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """A question with the known name that is nearest; `otherwise` where none is near."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f'did you mean "{close[0]}"?' if close else otherwise
 
 
 class Section(BaseModel):

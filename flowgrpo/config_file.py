@@ -1,6 +1,5 @@
 """Settings as files: YAML, overrides, faults as one sentence, and what a resumed run may change."""
 
-import difflib
 import re
 from pathlib import Path
 from typing import Any, get_args
@@ -8,7 +7,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import ValidationError
 
-from flowgrpo.config import ConfigError, GRPOConfig
+from flowgrpo.config import ConfigError, GRPOConfig, did_you_mean
 
 
 class _Loader(yaml.SafeLoader):
@@ -161,8 +160,7 @@ def _sentence(error: ValidationError) -> str:
     name = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
         known = _known_keys([str(part) for part in location[:-1]])
-        close = difflib.get_close_matches(str(location[-1]), known, n=1)
-        hint = f'did you mean "{close[0]}"?' if close else f"known: {', '.join(known)}."
+        hint = did_you_mean(str(location[-1]), known, f"known: {', '.join(known)}.")
         return f"{name} is not a setting; {hint}"
     if fault["type"] == "missing":
         return f"{name} is missing; add it."

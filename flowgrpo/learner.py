@@ -202,9 +202,6 @@ class Learner:
         found = {f"weights/{name}": parameter.detach() for name, parameter in named.items()}
         found |= {f"average/{name}": value for name, value in (self.average or {}).items()}
         found |= {f"optimiser/{name}": value for name, value in moments.items()}
-        if not self.policy.is_sharded:
-            keep = self.processes.first
-            return {n: v.to("cpu", copy=True).contiguous() for n, v in found.items() if keep}
         copies = {}
         for name, value in found.items():
             gathered = whole(value)

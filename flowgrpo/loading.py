@@ -1,6 +1,5 @@
 """Rewards by name: built-in ones, functions of a file or a module, callables."""
 
-import difflib
 import functools
 import importlib
 import importlib.util
@@ -12,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flowgrpo.config import ConfigError, RewardConfig
+from flowgrpo.config import ConfigError, RewardConfig, did_you_mean
 from flowgrpo.scoring import Reward, RewardFunction
 
 
@@ -75,10 +74,9 @@ def find_reward(spec: str) -> RewardFunction:
         place, name = f"rewards.{spec}", spec
         known = built_in_rewards()
         if spec not in known:
-            close = difflib.get_close_matches(spec, known, n=1)
-            hint = f' did you mean "{close[0]}"?' if close else ""
+            hint = f"{did_you_mean(spec, known)} Known: {', '.join(known)}"
             raise ConfigError(
-                f'reward "{spec}" is unknown;{hint} Known: {", ".join(known)}, file.py:function, '
+                f'reward "{spec}" is unknown; {hint.lstrip()}, file.py:function, '
                 "package.module:function."
             )
     if str(Path.cwd()) not in sys.path:
@@ -138,8 +136,7 @@ def _check_params(config: RewardConfig, function: RewardFunction) -> None:
     named = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     for key in config.params:
         if key not in named:
-            close = difflib.get_close_matches(key, named, n=1)
-            hint = f'did you mean "{close[0]}"?' if close else f"it takes {', '.join(named)}."
+            hint = did_you_mean(key, named, f"it takes {', '.join(named)}.")
             raise ConfigError(f'reward "{config.reward}" has no parameter "{key}"; {hint}')
 
 

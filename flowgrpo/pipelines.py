@@ -1,6 +1,5 @@
 """Stock diffusers pipelines from outside: open one, find its parts."""
 
-import difflib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from diffusers.models.modeling_utils import ModelMixin
 from torch import nn
 
 from flowgrpo.attention import set_attention_backend
-from flowgrpo.config import ConfigError, ModelConfig
+from flowgrpo.config import ConfigError, ModelConfig, did_you_mean
 from flowgrpo.placement import CPU, offload, wake
 
 DENOISER_NAMES = ("transformer", "unet")
@@ -182,7 +181,6 @@ def configured_scheduler(pipe: Any, config: ModelConfig) -> Any:
         cls = getattr(diffusers, config.scheduler, None)
         if not hasattr(cls, "set_timesteps"):
             known = [name for name in dir(diffusers) if name.endswith("Scheduler")]
-            close = difflib.get_close_matches(config.scheduler, known, n=1)
-            hint = f'did you mean "{close[0]}"?' if close else "use DDIMScheduler, say."
+            hint = did_you_mean(config.scheduler, known, "use DDIMScheduler, say.")
             raise ConfigError(f"model.scheduler is {config.scheduler}, but is unknown; {hint}")
     return cls.from_config(pipe.scheduler.config, **config.scheduler_kwargs)

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -151,7 +151,7 @@ class RunFolder:
         write_whole(self.path / "config.yaml", dump_config(config))
         write_whole(self.path / "inputs.json", json.dumps(fingerprint, indent=1))
         for folder in self._evaluation_folders():
-            if _epoch_of(folder) > epoch:
+            if epoch_of(folder) > epoch:
                 shutil.rmtree(folder)
         kept = [line for line in self.metrics() if line["epoch"] <= epoch]
         write_whole(self._metrics, "".join(json.dumps(line) + "\n" for line in kept))
@@ -191,13 +191,17 @@ class RunFolder:
     def evaluations(self) -> dict[int, dict[str, dict[str, Tensor]]]:
         """Scores of every whole evaluation by epoch; 0 is the base model."""
         folders = [f for f in self._evaluation_folders() if (f / SCORES).exists()]
-        return {_epoch_of(folder): load_scores(folder) for folder in folders}
+        return {epoch_of(folder): load_scores(folder) for folder in folders}
 
-    def headlines(self, reward: str) -> dict[int, float]:
-        """Mean score by epoch, of the held-out prompts where there are some."""
-        found = self.evaluations().items()
-        sets = {epoch: sets.get("test_prompts", sets["train_prompts"]) for epoch, sets in found}
-        return {epoch: float(scores[reward].mean()) for epoch, scores in sets.items()}
+    def headlines(self, reward: str, epochs: Iterable[int]) -> dict[int, float]:
+        """Mean score of those epochs that are evaluated, of the held-out prompts where there are
+        some."""
+        means = {}
+        for epoch in filter(self.is_evaluated, epochs):
+            sets = load_scores(self.evaluation(epoch))
+            scores = sets.get("test_prompts", sets["train_prompts"])
+            means[epoch] = float(scores[reward].mean())
+        return means
 
     def is_evaluated(self, epoch: int) -> bool:
         return (self.evaluation(epoch) / SCORES).exists()
@@ -218,16 +222,22 @@ class RunFolder:
         return summary
 
     def _evaluation_folders(self) -> list[Path]:
-        found = (self.path / "eval").glob("epoch-*")
-        return sorted(path for path in found if path.name.partition("-")[2].isdigit())
+        return epoch_folders(self.path / "eval")
 
     @property
     def _metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 
 
-def _epoch_of(folder: Path) -> int:
-    return int(folder.name.split("-")[1])
+def epoch_folders(parent: Path) -> list[Path]:
+    """Folders of checkpoints or evaluations, oldest first; whether they are whole is not said."""
+    found = [path for path in parent.glob("epoch-*") if path.name.partition("-")[2].isdigit()]
+    return sorted(found, key=epoch_of)
+
+
+def epoch_of(path: Path) -> int:
+    """Of a checkpoint or an evaluation."""
+    return int(path.name.partition("-")[2])
 
 
 class Clock:

@@ -18,7 +18,7 @@ from flowgrpo.interrupts import Interrupted, Request
 from flowgrpo.learner import Learner
 from flowgrpo.processes import Processes
 from flowgrpo.provenance import differences, record_start
-from flowgrpo.report import Clock, RunFolder
+from flowgrpo.report import Clock, RunFolder, epoch_folders, epoch_of
 from flowgrpo.sampling import Sampled, samples_for_a_sheet
 from flowgrpo.trackers import Trackers
 from flowgrpo.watch import LOST
@@ -142,9 +142,9 @@ class Run:
         """Removes checkpoints that are neither among the newest nor the best."""
         if self.processes.first:
             folder = self.folder.checkpoints
-            saved = [checkpoint.epoch_of(path) for path in checkpoint.checkpoints(folder)]
-            headline = self.inputs.scored[0].name
-            best = checkpoint.best_epoch(self.folder.headlines(headline), saved)
+            saved = [epoch_of(path) for path in epoch_folders(folder)]
+            scores = self.folder.headlines(self.inputs.scored[0].name, saved)
+            best = checkpoint.best_epoch(scores, saved)
             checkpoint.rotate(folder, self.config.checkpoint_keep, best)
 
     def is_evaluated(self, epoch: int) -> bool:
@@ -222,6 +222,6 @@ class Run:
         """Writes why the run ended early; where the first process is what is gone, another does."""
         writer = 1 if reason == LOST and message.startswith("process 0 ") else 0
         if self.processes.rank == writer:
-            found = checkpoint.checkpoints(self.folder.checkpoints)
+            found = epoch_folders(self.folder.checkpoints)
             newest = found[-1].name if found else None
             self.folder.note_stop(reason, message, self.state.epoch, newest)

@@ -6,7 +6,6 @@ falls behind is switched off with one warning, and the run goes on as without it
 disk.
 """
 
-import difflib
 import json
 import logging
 import os
@@ -24,7 +23,7 @@ import numpy as np
 from accelerate import tracking
 from PIL import Image
 
-from flowgrpo.config import ConfigError, GRPOConfig
+from flowgrpo.config import ConfigError, GRPOConfig, did_you_mean
 from flowgrpo.config_file import plain
 
 PROJECT = "flowgrpo"
@@ -46,9 +45,8 @@ def refuse_trackers(names: Sequence[str]) -> None:
     built_in = {str(name) for name in tracking.LoggerType}
     for name in names:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f' did you mean "{close[0]}"?' if close else ""
-            raise ConfigError(f'tracker "{name}" is unknown;{hint} Known: {", ".join(known)}.')
+            hint = f"{did_you_mean(name, known)} Known: {', '.join(known)}."
+            raise ConfigError(f'tracker "{name}" is unknown; {hint.lstrip()}')
         if name in built_in and name not in installed:
             raise ConfigError(
                 f'tracker is "{name}", but that is not installed; run `pip install {name}`.'

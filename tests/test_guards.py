@@ -9,10 +9,10 @@ import torch
 from pydantic import ValidationError
 from together import redness, settings, trainer
 
-from flowgrpo import checkpoint
 from flowgrpo.config import ConfigError, GuardsConfig
 from flowgrpo.config_file import parse_config
 from flowgrpo.guards import Stopped, findings
+from flowgrpo.report import epoch_folders
 
 FINE = {"tied_groups": 0.5, "velocity_rms": 1.0, "kl": 0.1}
 
@@ -105,7 +105,7 @@ def test_images_of_one_colour_stop_the_run(tmp_path, monkeypatch):
     with pytest.raises(Stopped, match="every image of epoch 1 is of one colour"):
         run.train()
     assert stopped(tmp_path / "run")["reason"] == "constant_images"
-    assert checkpoint.checkpoints(tmp_path / "run" / "checkpoints") == []
+    assert epoch_folders(tmp_path / "run" / "checkpoints") == []
 
 
 @pytest.mark.parametrize(
