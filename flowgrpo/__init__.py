@@ -1,6 +1,8 @@
 """GRPO for diffusion image and video models: any diffusers pipeline, any reward.
 
-from flowgrpo import GRPOConfig, GRPOTrainer
+from flowgrpo import GRPOConfig
+
+from flowgrpo import GRPOTrainer
 
 def redness(images, prompts, **columns):
     return [image.resize((1, 1)).getpixel((0, 0))[0] / 255 for image in images]
@@ -12,9 +14,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flowgrpo.check import check_pipeline
-    from flowgrpo.config import ConfigError, GRPOConfig
-    from flowgrpo.trainer import GRPOTrainer
+    from flowgrpo.core.config import GRPOConfig
+    from flowgrpo.core.errors import ConfigError
+    from flowgrpo.preflight.pipeline_check import check_pipeline
+    from flowgrpo.training.trainer import GRPOTrainer
 
 __all__ = ["ConfigError", "GRPOConfig", "GRPOTrainer", "check_pipeline"]
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowgrpo.config import GRPOConfig
-from flowgrpo.config_file import load_config, parse_config, parse_overrides
+from flowgrpo.core.config import GRPOConfig
+from flowgrpo.core.config_file import load_config, parse_config, parse_overrides
 
 if TYPE_CHECKING:
-    from flowgrpo.inputs import Inputs
+    from flowgrpo.preflight.inputs import Inputs
 
 app = typer.Typer(
     help="GRPO for diffusion image and video models.",
@@ -49,8 +49,8 @@ def train(
     settings = load_config(config, overrides)
     first = os.environ.get("RANK", "0") == "0"
     _print_plan(settings, quiet=not first)  # all read, so that bad input ends all
-    from flowgrpo.interrupts import Interrupted
-    from flowgrpo.trainer import GRPOTrainer
+    from flowgrpo.core.errors import Interrupted
+    from flowgrpo.training.trainer import GRPOTrainer
 
     _quiet_libraries()
     trainer = GRPOTrainer(args=settings, resume=resume)
@@ -71,14 +71,14 @@ def plan(config: Config, overrides: Overrides = None) -> None:
     settings = load_config(config, overrides)
     inputs = _print_plan(settings)
     _quiet_libraries()
-    from flowgrpo.footprint import footprint
-    from flowgrpo.inputs import refuse_shares
+    from flowgrpo.preflight.memory import estimate_memory
+    from flowgrpo.preflight.sharding import check_sharding
 
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if processes > 1:
-        for warning in refuse_shares(settings, inputs, processes):
+        for warning in check_sharding(settings, inputs, processes):
             print(f"warning: {warning}", file=sys.stderr)
-    for label, value in footprint(settings, inputs.plan, processes).describe().items():
+    for label, value in estimate_memory(settings, inputs.plan, processes).describe().items():
         print(f"  {label:28}{value}")
 
 
@@ -95,10 +95,10 @@ def check(
 ) -> None:
     """Prove that a pipeline can be trained: stock = sampler = replay, and the LoRA loads again."""
     settings, call = _check_settings(model, overrides or [])
-    from flowgrpo.check import PROMPT, check_pipeline
-    from flowgrpo.media import is_media
-    from flowgrpo.pipelines import open_pipeline
-    from flowgrpo.prompts import load_prompts
+    from flowgrpo.data.media import is_media
+    from flowgrpo.data.prompts import load_prompts
+    from flowgrpo.pipelines.loading import open_pipeline
+    from flowgrpo.preflight.pipeline_check import PROMPT, check_pipeline
 
     _quiet_libraries()
     source = settings.prompts.train or [{"prompt": PROMPT}]
@@ -134,7 +134,7 @@ def compare(
     ] = None,
 ) -> None:
     """Draw a grid of prompts and seeds (rows) by models, checkpoints or LoRA scales (columns)."""
-    from flowgrpo import compare as grids
+    from flowgrpo.reporting import model_grid as grids
 
     _quiet_libraries()
     columns = grids.columns_of_runs(
@@ -153,8 +153,8 @@ def main() -> None:
     try:
         _run()
     except SystemExit as stop:
-        if "flowgrpo.trackers" in sys.modules:
-            from flowgrpo.trackers import leave
+        if "flowgrpo.runs.trackers" in sys.modules:
+            from flowgrpo.runs.trackers import leave
 
             leave(stop.code if isinstance(stop.code, int) else int(stop.code is not None))
         raise
@@ -186,7 +186,7 @@ def _check_settings(model: str, overrides: list[str]) -> tuple[GRPOConfig, dict[
 
 
 def _print_plan(config: GRPOConfig, *, quiet: bool = False) -> "Inputs":
-    from flowgrpo.inputs import read_inputs
+    from flowgrpo.preflight.inputs import read_inputs
 
     inputs = read_inputs(config)
     if quiet:
@@ -210,11 +210,11 @@ def _print_summary(summary: dict) -> None:
 
 
 def _print_snippet(config: GRPOConfig, trainer) -> None:
-    from flowgrpo.usage import snippet
+    from flowgrpo.reporting.snippet import inference_snippet
 
     row = [*trainer.inputs.test_rows, *trainer.inputs.rows][0]
     print("\nUse it with plain diffusers:\n")
-    print(snippet(config, type(trainer.policy.pipe), trainer.folder.lora, row))
+    print(inference_snippet(config, type(trainer.policy.pipe), trainer.folder.lora, row))
 
 
 def _numbers(text: str) -> list[float]:

@@ -17,7 +17,7 @@ from unittest.mock import patch
 import typer
 
 import flowgrpo.cli  # noqa: F401  sets the wait policy before torch is imported
-from flowgrpo.config_file import load_config
+from flowgrpo.core.config_file import load_config
 
 
 class StopWatches:
@@ -55,9 +55,9 @@ def main(
     """Print the share of an epoch that each part takes."""
     import torch
 
-    from flowgrpo.pipelines import modules_of
-    from flowgrpo.scoring import Reward
-    from flowgrpo.trainer import GRPOTrainer
+    from flowgrpo.pipelines.parts import modules_of
+    from flowgrpo.scoring.reward import Reward
+    from flowgrpo.training.trainer import GRPOTrainer
 
     watches = StopWatches()
     with tempfile.TemporaryDirectory() as folder:
@@ -75,7 +75,7 @@ def main(
         vars(run.policy.pipe.vae)["decode"] = watches.timed("vae", run.policy.pipe.vae.decode)
         backward = watches.timed("denoiser backward", torch.Tensor.backward)
         with (
-            patch("flowgrpo.trainer.refuse_constant"),
+            patch("flowgrpo.training.trainer.refuse_constant"),
             patch.object(GRPOTrainer, "evaluate"),
             patch.object(GRPOTrainer, "_finish"),
             patch.object(torch.Tensor, "backward", backward),

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import typer
 
 import flowgrpo.cli  # noqa: F401  sets the wait policy before torch is imported
-from flowgrpo.config_file import load_config
+from flowgrpo.core.config_file import load_config
 
 
 def median_seconds(function: Callable[[], Any], repeats: int) -> float:
@@ -37,8 +37,8 @@ def main(
     ] = None,
 ) -> None:
     """Print seconds to save and to load, size, and the share of an epoch."""
-    from flowgrpo import checkpoint
-    from flowgrpo.trainer import GRPOTrainer
+    from flowgrpo.runs import checkpoint
+    from flowgrpo.training.trainer import GRPOTrainer
 
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         fixed = [f"output_dir={temporary}/run", "train.epochs=1"]

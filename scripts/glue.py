@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from flowgrpo.kernels import log_prob
-from flowgrpo.policy import Policy
-from flowgrpo.prompts import Row
-from flowgrpo.randomness import normal
+from flowgrpo.algorithms.sde import log_prob
+from flowgrpo.core.seeds import normal
+from flowgrpo.data.prompts import Row
+from flowgrpo.policy.policy import Policy
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from benchmark import StopWatches
@@ -27,7 +27,7 @@ def rollout(policy: Policy, name: str, window: range):
         return torch.stack([normal(shape[1:], seed, step, stream) for seed in SEEDS])
 
     call = {**FAMILIES[name].call, "num_inference_steps": STEPS, "output_type": "latent"}
-    row = Row(prompt="a red cube", place="glue")
+    row = Row(prompt="a red cube", source="glue")
     return policy.rollout(
         row, SEEDS, call, kind="flow_sde", noise_level=0.7, window=window, noise=noise
     )

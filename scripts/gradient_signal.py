@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 import flowgrpo.cli  # noqa: F401  sets the wait policy before torch is imported
-from flowgrpo.config_file import load_config
+from flowgrpo.core.config_file import load_config
 
 
 def main(
@@ -33,9 +33,9 @@ def main(
     """Print the gradient's signal for each set of overrides."""
     import torch
 
-    from flowgrpo.advantages import advantages
-    from flowgrpo.learner import Tally
-    from flowgrpo.trainer import GRPOTrainer
+    from flowgrpo.algorithms.advantages import advantages
+    from flowgrpo.training.metrics import MetricSums
+    from flowgrpo.training.trainer import GRPOTrainer
 
     print(f"{'reward':>7} {'spread':>7} {'images':>8} {'seconds':>8} {'s/err':>6}  setting")
     for setting in settings:
@@ -55,12 +55,12 @@ def main(
         for start in range(0, groups, chunk):
             part = list(zip(samples, values, strict=True))[start : start + chunk]
             count = len(part) * args.sampling.group_size * run.plan.window_size
-            run.learner.accumulate(part, count, Tally())
+            run.learner.accumulate(part, count, MetricSums())
             parameters = run.policy.parameters.values()
             gradients.append(
                 torch.cat([p.grad.flatten() for p in parameters if p.grad is not None]).double()
             )
-            run.learner.optimiser.zero_grad()
+            run.learner.optimizer.zero_grad()
         seconds = time.perf_counter() - started
         stack = torch.stack(gradients)
         products = stack @ stack.T

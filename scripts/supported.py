@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from flowgrpo import check_pipeline
-from flowgrpo.config_file import parse_config
+from flowgrpo.core.config_file import parse_config
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "tests"))

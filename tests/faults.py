@@ -1,7 +1,7 @@
 """Runs that die: `flowgrpo train` in a process of its own, with a fault at a counted point.
 
 A process counts what happens in it: changes of files in its run folder, calls of denoisers with the
-steps of the optimiser, calls of the reward. A `Point` is such a count, and what happens then. No
+steps of the optimizer, calls of the reward. A `Point` is such a count, and what happens then. No
 handler sees a death: SIGKILL; a file that reaches a size (SIGXFSZ); a timer that ends the process
 wherever it is, in compiled code too (SIGALRM).
 """
@@ -28,9 +28,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from tqdm import tqdm
 
-import flowgrpo.trainer  # noqa: F401
+import flowgrpo.training.trainer  # noqa: F401
 from flowgrpo.cli import main
-from flowgrpo.environment import packages_of_modules
+from flowgrpo.runs.environment import packages_of_modules
 
 packages_of_modules()  # read once, not in each process
 
@@ -72,7 +72,7 @@ class Ended:
 
 
 @dataclass(kw_only=True)
-class Watch:
+class Watchdog:
     """Counts the events of this process; its point strikes at its own."""
 
     folder: str
@@ -108,7 +108,7 @@ class Watch:
             self.happens("model", "denoiser")
 
 
-_watch: Watch | None = None
+_watch: Watchdog | None = None
 """Of this process."""
 
 
@@ -204,10 +204,10 @@ def _start(
 
 def _train(report: Any, arguments: list[str], point: Point | None) -> None:
     global _watch
-    watch = _watch = Watch(folder=os.path.abspath(RUN), point=point, report=report)
+    watch = _watch = Watchdog(folder=os.path.abspath(RUN), point=point, report=report)
     sys.addaudithook(watch.audit)
     register_module_forward_pre_hook(watch.called)
-    register_optimizer_step_pre_hook(lambda *_: watch.happens("model", "optimiser"))
+    register_optimizer_step_pre_hook(lambda *_: watch.happens("model", "optimizer"))
     sys.argv = ["flowgrpo", *arguments]
     try:
         main()

@@ -14,9 +14,10 @@ from diffusers import PNDMScheduler
 from families import FAMILIES, built
 from families.parts import picture
 
-from flowgrpo import GRPOTrainer, pipelines
+from flowgrpo import GRPOTrainer
 from flowgrpo.cli import plan
-from flowgrpo.config_file import load_config, parse_config
+from flowgrpo.core.config_file import load_config, parse_config
+from flowgrpo.pipelines import loading as pipelines
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted(path.stem for path in ROOT.glob("configs/*.yaml"))

@@ -16,10 +16,10 @@ from pathlib import Path
 import families
 import torch
 
-import flowgrpo.trainer
 from flowgrpo import GRPOConfig, GRPOTrainer
-from flowgrpo.advantages import advantages
-from flowgrpo.environment import packages_of_modules
+from flowgrpo.algorithms.advantages import advantages
+from flowgrpo.core.clock import Clock
+from flowgrpo.runs.environment import packages_of_modules
 
 packages_of_modules()  # read once, not in each process
 SERVER = multiprocessing.get_context("forkserver")
@@ -132,7 +132,7 @@ def train(folder, **options):
 def first_epoch(folder, **options):
     """Samples, rewards and advantages of epoch 0 as this process sees them."""
     run = trainer(folder / "run", **options)
-    own, rewards, _ = run._sampled(run.plan.groups(0), flowgrpo.trainer.report.Clock())
+    own, rewards, _ = run._sampled(run.plan.groups(0), Clock())
     pictures = {
         index: [image.tobytes().hex() for r in sampled.rollouts for image in r.samples]
         for index, sampled in own.items()
@@ -144,7 +144,7 @@ def first_epoch(folder, **options):
         "advantages": [group.tolist() for group in values],
     }
     (folder / f"seen-{run.processes.rank}.json").write_text(json.dumps(seen))
-    run.processes.leave()
+    run.processes.shut_down()
 
 
 def misbehaving(folder, *, rank, at, deed, **options):

@@ -13,9 +13,9 @@ from families import built
 from families.family import SHORT
 from faults import RUN, Ended, Event, Point, in_a_process, train
 
-from flowgrpo.config_file import load_config
-from flowgrpo.provenance import STARTS
-from flowgrpo.trainer import GRPOTrainer
+from flowgrpo.core.config_file import load_config
+from flowgrpo.runs.provenance import STARTS
+from flowgrpo.training.trainer import GRPOTrainer
 
 VOLATILE = {"seconds"}
 """Of JSON files: what two equal runs rightly differ in."""

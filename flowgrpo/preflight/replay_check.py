@@ -1,0 +1,134 @@
+"""Proves that a replay reproduces its rollout."""
+
+import inspect
+import math
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowgrpo.algorithms.sde import Gaussian, log_prob
+from flowgrpo.core.config import GRPOConfig
+from flowgrpo.core.errors import ReplayError
+from flowgrpo.core.seeds import normal
+from flowgrpo.data.plan import Plan
+from flowgrpo.data.prompts import Row
+from flowgrpo.distributed.fsdp import placed_like
+from flowgrpo.pipelines.batching import find_batching
+from flowgrpo.pipelines.call import one_sample_per_call_error
+from flowgrpo.policy.policy import Policy, Rollout
+from flowgrpo.policy.tape import Step
+from flowgrpo.policy.weights import trained_values
+
+SEEDS = (1, 2)
+"""Samples of a check; different ones, so that swapped samples show."""
+
+
+NUDGE = 0.02
+"""Standard deviation of what is added to a fresh LoRA, which would change nothing."""
+
+
+def check_replay(policy: Policy, row: Row, settings: GRPOConfig) -> Rollout:
+    """The replay part alone, over all trained steps; returns the rollout it was proved on.
+
+    Weights and counts stay as they are; in between the weights are moved a little, since a fresh
+    LoRA would change nothing.
+
+    Raises:
+        ReplayError: the replay is not the rollout; training would be biased.
+    """
+    plan = Plan(config=settings, rows=[row])
+    call, (first, last) = settings.sampling_call, plan.window_bounds
+    if find_batching(policy.pipe, row, call).single and plan.micro_batch_size > 1:
+        raise one_sample_per_call_error(policy.pipe, plan.micro_batch_size)
+    passes = dict(policy.denoiser_calls)
+    with trained_values(policy, nudged_weights(policy)):
+        rollout = check_rollout(policy, row, call, settings, range(first, last + 1))
+        found = replay_differences(policy, rollout)
+    policy.denoiser_calls.update(passes)
+    for parameter in policy.parameters.values():
+        parameter.grad = None
+    difference, worst = nan_max(found.values()), max(found, key=lambda index: found[index])
+    allowed = settings.train.replay_tolerance
+    if not difference <= allowed and settings.guards.replay != "off":
+        error = ReplayError(
+            f"{type(policy.pipe).__name__} step {worst} replays {difference:.1e} away from its "
+            f"rollout (allowed {allowed:.0e}, a tenth of train.clip_range); run flowgrpo check to "
+            "see what differs, or widen the clip range."
+        )
+        if settings.guards.replay == "stop" or math.isnan(difference):
+            raise error
+        print(f"warning: {error}", file=sys.stderr)
+    return rollout
+
+
+def replay_differences(policy: Policy, rollout: Rollout) -> dict[int, float]:
+    """By window step, the largest |log-prob at replay - the rollout's| over the samples.
+
+    Runs backward from every step's log-probs; their gradients are left in the weights.
+    """
+    found = {}
+
+    def on_step(step: Step, now: Gaussian) -> None:
+        assert step.mean is not None
+        before = log_prob(step.next_latents, step.mean, step.std)
+        replayed = log_prob(step.next_latents, now.mean, now.std)
+        found[step.index] = float((replayed.detach() - before).abs().max())
+        if replayed.requires_grad:
+            replayed.sum().backward()
+
+    try:
+        policy.replay(rollout, on_step)
+    except RuntimeError as error:
+        if "backward through the graph a second time" not in str(error):
+            raise
+        raise ReplayError(
+            f"{type(policy.pipe).__name__} step {len(found)} depends on the weights through an "
+            f"earlier step, so a denoiser keeps state between steps; {_cache_hint(policy.pipe)}."
+        ) from error
+    return found
+
+
+def _cache_hint(pipe: Any) -> str:
+    names = [n for n in inspect.signature(type(pipe).__call__).parameters if "cache" in n]
+    return f"set {names[0]} to false" if names else "switch its cache off, if it has one"
+
+
+def check_seeds(pipe: Any, row: Row, call: dict[str, Any]) -> tuple[int, ...]:
+    return SEEDS[:1] if find_batching(pipe, row, call).single else SEEDS
+
+
+def check_rollout(
+    policy: Policy, row: Row, call: dict[str, Any], settings: GRPOConfig, window: range
+) -> Rollout:
+    seeds = check_seeds(policy.pipe, row, call)
+
+    def noise(step: int, stream: int, shape: torch.Size) -> Tensor:
+        return torch.stack([normal(shape[1:], "check", seed, step, stream) for seed in seeds])
+
+    sampling = settings.sampling
+    return policy.rollout(
+        row,
+        seeds,
+        call,
+        sde=sampling.sde,
+        noise_level=sampling.noise_level,
+        window=window,
+        noise=noise,
+    )
+
+
+def nudged_weights(policy: Policy) -> dict[str, Tensor]:
+    """The trained weights, moved: a fresh LoRA changes nothing and half of it gets no gradient."""
+    return {
+        name: parameter.detach()
+        + NUDGE * placed_like(normal(parameter.shape, "nudge", name), parameter)
+        for name, parameter in policy.parameters.items()
+    }
+
+
+def nan_max(values: Iterable[float]) -> float:
+    """The maximum, NaN if one of them is: `max` would hide it."""
+    return float(torch.tensor(list(values), dtype=torch.float64).max())

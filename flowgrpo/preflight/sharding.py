@@ -1,0 +1,57 @@
+"""Checks of configs that spread a denoiser over several processes."""
+
+from flowgrpo.core.config import GRPOConfig
+from flowgrpo.core.errors import ConfigError
+from flowgrpo.data.plan import Plan
+from flowgrpo.pipelines.parts import find_denoisers
+from flowgrpo.policy.policy import Policy
+from flowgrpo.preflight.inputs import Inputs
+
+
+def check_sharded_experts(policy: Policy, plan: Plan) -> None:
+    """Raises ConfigError where processes would replay different denoisers at once.
+
+    A sharded denoiser is gathered by all processes on_all_processes, and which of several works in a step
+    depends on the step.
+    """
+    first, last = plan.window_bounds
+    experts = find_denoisers(policy.pipe)
+    if policy.is_sharded and len(experts) > 1 and last - first + 1 > plan.window_size:
+        raise ConfigError(
+            f"train.shard is true with {' and '.join(experts)}, but sampling.window moves, so that "
+            "processes would need different ones at once; set its last to "
+            f"{first + plan.window_size - 1}, say."
+        )
+
+
+def check_sharding(config: GRPOConfig, inputs: Inputs, processes: int) -> list[str]:
+    """Warnings about how an update's groups are shared out among processes.
+
+    Raises:
+        ConfigError: a sharded denoiser needs the same work on each.
+    """
+    size, groups = len(inputs.plan.update_batches()[0]), config.sampling.groups_per_epoch
+    if config.train.shard and processes == 1:
+        raise ConfigError(
+            "train.shard is true, but there is one process; launch several with torchrun, or leave "
+            "it out."
+        )
+    if config.train.shard and size % processes:
+        updates = groups // size
+        raise ConfigError(
+            f"sampling.groups_per_epoch is {groups}, which makes {size} groups an update, but with "
+            f"train.shard these must be a multiple of the {processes} processes; use "
+            f"{updates * processes * max(1, round(size / processes))}."
+        )
+    columns = {tuple(sorted(k for k, v in r.columns.items() if v is not None)) for r in inputs.rows}
+    if config.train.shard and len(columns) > 1:
+        raise ConfigError(
+            "prompts.train has rows with different columns, but with train.shard all processes "
+            "must call the denoiser equally often; give every row the same columns."
+        )
+    if size < processes:
+        return [
+            f"an update has {size} groups, so {processes - size} of the {processes} processes "
+            "wait; make sampling.groups_per_epoch larger."
+        ]
+    return []

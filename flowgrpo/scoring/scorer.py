@@ -1,0 +1,37 @@
+"""Scores micro-batches while the next ones are sampled."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from torch import Tensor
+
+from flowgrpo.data.prompts import Row
+from flowgrpo.data.samples import Sample
+from flowgrpo.scoring.reward import Reward
+
+
+class Scorer:
+    """Scores micro-batches; rewards that overlap run in one background thread, in order."""
+
+    def __init__(self, rewards: Sequence[Reward]):
+        self.rewards = rewards
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rewards")
+
+    def submit(self, samples: Sequence[Sample], rows: Sequence[Row]) -> dict[str, Future[Tensor]]:
+        """Futures of (B,) scores by reward name."""
+        return {reward.name: self._start(reward, samples, rows) for reward in self.rewards}
+
+    def __enter__(self) -> "Scorer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _start(
+        self, reward: Reward, samples: Sequence[Sample], rows: Sequence[Row]
+    ) -> Future[Tensor]:
+        if reward.overlaps:
+            return self._thread.submit(reward, samples, rows)
+        done: Future[Tensor] = Future()
+        done.set_result(reward(samples, rows))
+        return done

@@ -1,0 +1,77 @@
+"""Checks the rows of prompt files against the rewards that will read them."""
+
+import functools
+import inspect
+from collections.abc import Iterable
+
+from flowgrpo.core.errors import ConfigError
+from flowgrpo.data.media import opened
+from flowgrpo.data.prompts import Row
+from flowgrpo.scoring.reward import (
+    SAMPLE_PARAMETERS,
+    Reward,
+    RewardFunction,
+    reward_attribute,
+    reward_columns,
+)
+
+
+def validate_rows(rewards: Iterable[Reward], rows: Iterable[Row]) -> None:
+    """Lets each reward refuse rows that it cannot score, before any model is loaded.
+
+    Raises:
+        ConfigError: names the file, the line and the reason.
+    """
+    for reward in rewards:
+        validate = reward_attribute(reward.function, "validate")
+        required = _required_columns(reward.function)
+        for row in rows:
+            missing = [n for n in required if reward_columns(row.columns).get(n) is None]
+            if missing:
+                raise ConfigError(
+                    f'{row.source} has no column "{missing[0]}", but reward "{reward.name}" '
+                    "needs it; add it."
+                )
+            _check_columns(reward, row)
+            if validate is None:
+                continue
+            try:
+                validate(row.prompt, **reward_columns(opened(row.columns)))
+            except ValueError as error:
+                raise ConfigError(f"{row.source}: {error}") from None
+
+
+def _check_columns(reward: Reward, row: Row) -> None:
+    """The function takes samples, prompts and every column, and no column stands in for a param."""
+    function = reward.function
+    parameters = inspect.signature(function).parameters
+    bound = function.keywords if isinstance(function, functools.partial) else {}
+    declared = reward_attribute(function, "columns")
+    params = {*bound, *(set() if declared is None else set(parameters) - {*declared})}
+    columns = reward_columns(row.columns)
+    for name in columns:
+        if name in params or name in SAMPLE_PARAMETERS:
+            raise ConfigError(
+                f'{row.source} has a column "{name}", but reward "{reward.name}" has a param of '
+                "that name; rename the column."
+            )
+    kind = "images" if reward.takes_images else "videos"
+    try:
+        inspect.signature(function).bind(**{kind: []}, prompts=[], **columns)
+    except TypeError as error:
+        raise ConfigError(
+            f'reward "{reward.name}" cannot be called for {row.source} ({error}); '
+            "define it as f(images, prompts, **columns) or f(videos, prompts, **columns)."
+        ) from None
+
+
+def _required_columns(function: RewardFunction) -> list[str]:
+    """Keyword parameters without a default, but for those that are no columns."""
+    parameters = inspect.signature(function).parameters.values()
+    return [
+        p.name
+        for p in parameters
+        if p.default is p.empty
+        and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
+        and p.name not in SAMPLE_PARAMETERS
+    ]

@@ -1,0 +1,231 @@
+"""A run's life around its epochs: its folder, checkpoints, trackers, signals, and how it ends."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from flowgrpo.core.clock import Clock
+from flowgrpo.core.config import GRPOConfig, frame_rate
+from flowgrpo.core.config_changes import changes, check_resumable
+from flowgrpo.core.config_file import plain
+from flowgrpo.core.errors import LOST, Interrupted, RunStopped
+from flowgrpo.core.files import epoch_folders, epoch_of
+from flowgrpo.distributed.processes import Processes
+from flowgrpo.preflight.inputs import Inputs
+from flowgrpo.runs import checkpoint
+from flowgrpo.runs.folder import RunFolder
+from flowgrpo.runs.provenance import differences, record_start
+from flowgrpo.runs.state import TrainerState
+from flowgrpo.runs.trackers import Trackers
+from flowgrpo.training.guards import findings
+from flowgrpo.training.interrupts import InterruptRequest
+from flowgrpo.training.learner import Learner
+from flowgrpo.training.rollouts import RolloutGroup, samples_for_a_sheet
+
+
+class Run:
+    """What has been done, where it is kept, and whether to go on. The first process writes.
+
+    Args:
+        objects: arguments from Python that no config holds (`provenance.objects_among`).
+    """
+
+    def __init__(
+        self,
+        config: GRPOConfig,
+        inputs: Inputs,
+        folder: RunFolder,
+        learner: Learner,
+        processes: Processes,
+        objects: Sequence[str],
+    ):
+        self.config, self.inputs, self.folder = config, inputs, folder
+        self.learner, self.processes, self.objects = learner, processes, objects
+        self.state = TrainerState()
+        self.history: list[dict[str, Any]] = []
+        """Lines of metrics.jsonl so far."""
+        self.clock = Clock()
+        self.request = InterruptRequest()
+        self.trackers = Trackers(config, folder.path, main=False)
+        self._saved = 0
+        """Epoch of the newest checkpoint."""
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Around all that a run does: signals are heard, and whatever ends it early is noted in
+        summary.json and told to the other processes."""
+        self.clock = Clock(self.state.seconds)
+        self.processes.on_main(self.folder.lock)
+        self.processes.start_watchdog(self._note)
+        try:
+            with self.request.handling_signals(), self.folder.writing():
+                yield
+            self.processes.shut_down()
+        except BaseException as error:
+            watchdog = self.processes.watchdog
+            if watchdog is not None:
+                watchdog.disarm()  # this process ends by itself, whatever the others say
+            reason = getattr(error, "reason", type(error).__name__)
+            self._note(reason, str(error) or reason)
+            if watchdog is not None and not getattr(error, "on_all_processes", False):
+                watchdog.report_failure(reason, str(error))
+            raise
+        finally:
+            self.trackers.close()
+            self.folder.unlock()
+
+    def begin(self) -> None:
+        """Writes what the run is, or drops what a resumed one does again."""
+        epoch = self.state.epoch
+        if self.processes.is_main:
+            for sentence in differences(self.folder.path) if epoch else []:
+                print(f"warning: {sentence}", file=sys.stderr)
+            self.folder.begin(self.config, self.inputs.fingerprint, epoch)
+            record_start(
+                self.folder.path,
+                self.config,
+                self.inputs.scored,
+                epoch=epoch,
+                processes=self.processes.world_size,
+                objects=self.objects,
+            )
+            self.trackers = Trackers(self.config, self.folder.path, epoch=epoch)
+        self.history = self.processes.broadcast(self.folder.metrics())
+        whole = [line["epoch"] for line in self.history] == list(range(1, epoch + 1))
+        if not whole and self.processes.is_main:
+            print(
+                f"warning: metrics.jsonl does not hold epochs 1 to {epoch}; guards and curves know "
+                "only what is there.",
+                file=sys.stderr,
+            )
+
+    def log(self, line: dict[str, Any]) -> None:
+        """Keeps the line of an epoch.
+
+        Raises:
+            Stopped: a guard finds something wrong in it.
+        """
+        self.history.append(line)
+        if self.processes.is_main:
+            self.folder.log(line)
+            self.trackers.log(line, line["epoch"])
+        for finding in findings(self.history, self.config.guards):
+            if finding.action == "stop":
+                # What a line measures comes from the weights that sampled, or moved from there.
+                before = line["epoch"] - 1
+                raise RunStopped(
+                    finding.reason, finding.message, on_all_processes=True, blamed_epoch=before
+                )
+            if self.processes.is_main:
+                print(f"warning: {finding.message}", file=sys.stderr)
+
+    def log_scores(self, scores: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Tells trackers of an evaluation's scores by set and reward."""
+        means = {
+            name: {reward: float(values.mean()) for reward, values in some.items()}
+            for name, some in scores.items()
+        }
+        self.trackers.log({"evaluation": means}, self.state.epoch)
+
+    def save(self, drawn: Sequence[tuple[RolloutGroup, Tensor]] = ()) -> None:
+        """A checkpoint of now, with a sheet of the samples that `drawn` has with their totals."""
+        config, epoch = self.config, self.state.epoch
+        if drawn and self.processes.is_main:
+            rate = frame_rate(config, config.sampling.call)
+            path = self.folder.save_samples(epoch, samples_for_a_sheet(drawn), rate)
+            self.trackers.log_picture("samples", path, epoch)
+        self.state.seconds = self.clock.total
+        checkpoint.save(self.folder.checkpoints, self.learner, self.state, config, self.processes)
+        self._saved = epoch
+        self.rotate()
+
+    def rotate(self) -> None:
+        """Removes checkpoints that are neither among the newest nor the best."""
+        if self.processes.is_main:
+            folder = self.folder.checkpoints
+            saved = [epoch_of(path) for path in epoch_folders(folder)]
+            scores = self.folder.headlines(self.inputs.scored[0].name, saved)
+            best = checkpoint.best_epoch(scores, saved)
+            checkpoint.rotate(folder, self.config.checkpoint_keep, best)
+
+    def is_evaluated(self, epoch: int) -> bool:
+        return self.processes.broadcast(self.folder.is_evaluated(epoch))
+
+    def should_stop(self) -> bool:
+        """Whether to break off; a sharded run does so on all processes at once."""
+        made = self.request.made
+        return self.processes.any(made) if self.learner.policy.is_sharded else made
+
+    def exit_if_interrupted(self) -> None:
+        """Where a signal has reached any process: saves what is not saved yet, and leaves.
+
+        Raises:
+            Interrupted: on all processes.
+        """
+        signal = max(self.processes.all_gather(self.request.signal))
+        if not signal:
+            return
+        epoch = self.state.epoch
+        if self._saved != epoch:
+            self.save()
+        self.processes.shut_down()
+        done = f"epoch {epoch} is saved" if epoch else "no epoch was finished yet"
+        raise Interrupted(signal, f"stopped by signal {signal}; {done}, go on with --resume.")
+
+    def restore(self, before: int | None = None) -> bool:
+        """To the newest whole checkpoint; False where there is none.
+
+        Args:
+            before: only to one of an earlier epoch; the later ones are put aside.
+
+        Raises:
+            ConfigError: it was made with settings that may not change.
+        """
+        folder, first = self.folder.checkpoints, self.processes.is_main
+        found = checkpoint.newest(folder, before) if first else None
+        found = self.processes.broadcast(found and [found[0].name, found[1]])
+        if found is None:
+            return False
+        name, manifest = found
+        then, now = manifest["config"], plain(self.config)
+        check_resumable(then, now)
+        for key, how in changes(then, now).items():
+            if self.processes.is_main:
+                print(f"{key} {how}, which a resumed run may change.", file=sys.stderr)
+        self.state = checkpoint.load(self.folder.checkpoints / name, manifest, self.learner)
+        self.learner.scale_lr(self.config.guards.rollback_lr**self.state.rollbacks)
+        self._saved = self.state.epoch
+        return True
+
+    def roll_back(self, stop: RunStopped) -> bool:
+        """Goes on from the newest checkpoint that is not to blame, with a lower learning rate, if
+        guards.rollbacks allows one more."""
+        guards, done = self.config.guards, self.state.rollbacks
+        if done >= guards.rollbacks or not self.restore(stop.blamed_epoch):
+            return False
+        self.learner.policy.pop_denoiser_calls()  # those of the epoch that is done again
+        self.state.rollbacks = done + 1
+        factor = guards.rollback_lr ** (done + 1)
+        self.learner.scale_lr(factor)
+        self.history = [line for line in self.history if line["epoch"] <= self.state.epoch]
+        self.clock.lap()
+        if self.processes.is_main:
+            self.folder.begin(self.config, self.inputs.fingerprint, self.state.epoch)
+            print(
+                f"warning: {stop} Went back to epoch {self.state.epoch} with "
+                f"{factor:g} times the learning rate.",
+                file=sys.stderr,
+            )
+        self.save()  # a resume shall remember it
+        return True
+
+    def _note(self, reason: str, message: str) -> None:
+        """Writes why the run ended early; where the first process is what is gone, another does."""
+        writer = 1 if reason == LOST and message.startswith("process 0 ") else 0
+        if self.processes.rank == writer:
+            found = epoch_folders(self.folder.checkpoints)
+            newest = found[-1].name if found else None
+            self.folder.record_stop(reason, message, self.state.epoch, newest)

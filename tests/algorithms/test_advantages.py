@@ -1,0 +1,114 @@
+"""Advantages and the clipped objective in closed form."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowgrpo.algorithms.advantages import advantages, batch_normalised, group_normalised, is_tied
+from flowgrpo.algorithms.objectives.grpo import clipped
+
+KINDS = ["group", "batch", "none", "gdpo"]
+rewards_of_a_group = st.lists(st.floats(-100, 100, allow_subnormal=False), min_size=2, max_size=24)
+
+
+def one(groups, kind, scale=1.0):
+    groups = [torch.tensor(g, dtype=torch.float64) * scale for g in groups]
+    return advantages({"r": groups}, {"r": 1.0}, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(constant=st.floats(allow_nan=False, allow_infinity=False), size=st.integers(1, 24))
+@settings(max_examples=500, deadline=None)
+def test_a_tied_group_has_advantages_of_exactly_zero(kind, constant, size):
+    tied, live = one([[constant] * size, [0.0, 1.0]], kind)
+    assert (tied == 0).all()
+    assert is_tied(torch.full((size,), constant, dtype=torch.float64))
+    assert live.abs().sum() > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(group=rewards_of_a_group)
+@settings(max_examples=100, deadline=None)
+def test_advantages_sum_to_zero_and_keep_the_order(kind, group):
+    (values,) = one([group], kind)
+    assert values.isfinite().all()
+    assert values.sum().item() == pytest.approx(0, abs=1e-6 * (1 + max(map(abs, group))))
+    best, worst = max(range(len(group)), key=group.__getitem__), group.index(min(group))
+    assert values[best] >= values[worst]
+
+
+def test_group_normalisation_in_closed_form():
+    (values,) = group_normalised([torch.tensor([1.0, 2.0, 3.0])])
+    assert torch.allclose(values, torch.tensor([-(1.5**0.5), 0, 1.5**0.5]).double(), atol=1e-5)
+
+
+def test_batch_normalisation_keeps_the_proportions_between_groups():
+    small, large = batch_normalised([torch.tensor([0.0, 1.0]), torch.tensor([0.0, 10.0])])
+    assert torch.allclose(large, 10 * small)
+    assert torch.cat([small, large]).square().mean().item() == pytest.approx(1, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["group", "batch", "gdpo"])
+def test_scale_and_shift_of_a_single_reward_change_nothing(kind):
+    groups = [[0.1, 0.4, 0.2], [0.9, 0.3, 0.3]]
+    moved = [[100 * r + 7 for r in group] for group in groups]
+    for a, b in zip(one(groups, kind), one(moved, kind), strict=True):
+        assert torch.allclose(a, b, atol=1e-3)
+
+
+def test_with_gdpo_the_scale_of_one_of_two_rewards_changes_nothing():
+    a = [torch.tensor([0.1, 0.4, 0.2]), torch.tensor([0.9, 0.3, 0.3])]
+    b = [torch.tensor([3.0, 1.0, 2.0]), torch.tensor([1.0, 5.0, 2.0])]
+    weights = {"a": 1.0, "b": 0.5}
+    plain = advantages({"a": a, "b": b}, weights, "gdpo")
+    scaled = advantages({"a": a, "b": [100 * g for g in b]}, weights, "gdpo")
+    for x, y in zip(plain, scaled, strict=True):
+        assert torch.allclose(x, y, atol=1e-3)
+
+
+def test_weights_add_up_rewards():
+    a, b = [torch.tensor([0.0, 1.0])], [torch.tensor([2.0, 0.0])]
+    (values,) = advantages({"a": a, "b": b}, {"a": 2.0, "b": 0.5}, "none")
+    assert values.tolist() == [-0.5, 0.5]
+
+
+def test_the_objective_at_ratio_one_is_the_negative_advantage():
+    log_prob = torch.tensor([-1.0, -2.0], requires_grad=True)
+    advantage = torch.tensor([0.5, -0.7])
+    loss = clipped(log_prob, log_prob.detach(), advantage, (1e-4, 1e-4))
+    assert torch.equal(loss.values, -advantage)
+    loss.values.sum().backward()
+    assert torch.equal(log_prob.grad, -advantage)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "ratio", "moves"),
+    [
+        (1, 1.3, False),
+        (1, 1.05, True),
+        (1, 0.7, True),
+        (-1, 0.7, False),
+        (-1, 0.95, True),
+        (-1, 1.3, True),
+    ],
+)
+def test_clipping_stops_only_what_has_moved_far_enough(advantage, ratio, moves):
+    log_prob = torch.tensor([ratio]).log().requires_grad_()
+    loss = clipped(log_prob, torch.zeros(1), torch.tensor([float(advantage)]), (0.1, 0.2))
+    loss.values.sum().backward()
+    assert bool(log_prob.grad != 0) == moves
+    assert bool(loss.clipped_low) == (advantage < 0 and not moves)
+    assert bool(loss.clipped_high) == (advantage > 0 and not moves)
+
+
+def test_low_and_high_bounds_are_separate():
+    log_prob = torch.tensor([1.15, 0.85]).log()
+    loss = clipped(log_prob, torch.zeros(2), torch.tensor([1.0, -1.0]), (0.1, 0.2))
+    assert loss.clipped_high.tolist() == [False, False]
+    assert loss.clipped_low.tolist() == [False, True]
+
+
+def test_advantages_are_bounded_by_five():
+    loss = clipped(torch.zeros(1), torch.zeros(1), torch.tensor([80.0]), (1e-4, 1e-4))
+    assert loss.values.item() == -5
