@@ -1,8 +1,6 @@
 """GRPO for diffusion image and video models: any diffusers pipeline, any reward.
 
-from flowgrpo import GRPOConfig
-
-from flowgrpo import GRPOTrainer
+from flowgrpo import GRPOConfig, GRPOTrainer
 
 def redness(images, prompts, **columns):
     return [image.resize((1, 1)).getpixel((0, 0))[0] / 255 for image in images]
@@ -15,17 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flowgrpo.core.config import GRPOConfig
-    from flowgrpo.core.errors import ConfigError
+    from flowgrpo.core.errors import ConfigError, FlowgrpoError
     from flowgrpo.preflight.pipeline_check import check_pipeline
     from flowgrpo.training.trainer import GRPOTrainer
 
-__all__ = ["ConfigError", "GRPOConfig", "GRPOTrainer", "check_pipeline"]
+__all__ = ["ConfigError", "FlowgrpoError", "GRPOConfig", "GRPOTrainer", "check_pipeline"]
 
 _HOMES = {
-    "ConfigError": "config",
-    "GRPOConfig": "config",
-    "GRPOTrainer": "trainer",
-    "check_pipeline": "check",
+    "ConfigError": "core.errors",
+    "FlowgrpoError": "core.errors",
+    "GRPOConfig": "core.config",
+    "GRPOTrainer": "training.trainer",
+    "check_pipeline": "preflight.pipeline_check",
 }
 
 

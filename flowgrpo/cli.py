@@ -8,20 +8,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # A process of a run that is gone is told in one sentence, not in frames of C++.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
-import logging
-import math
 import sys
-import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
-
-from flowgrpo.core.config import GRPOConfig
-from flowgrpo.core.config_file import load_config, parse_config, parse_overrides
-
-if TYPE_CHECKING:
-    from flowgrpo.preflight.inputs import Inputs
 
 app = typer.Typer(
     help="GRPO for diffusion image and video models.",
@@ -46,40 +37,17 @@ def train(
     ] = False,
 ) -> None:
     """Train a LoRA on a pipeline with the rewards of CONFIG; everything goes to its output_dir."""
-    settings = load_config(config, overrides)
-    first = os.environ.get("RANK", "0") == "0"
-    _print_plan(settings, quiet=not first)  # all read, so that bad input ends all
-    from flowgrpo.core.errors import Interrupted
-    from flowgrpo.training.trainer import GRPOTrainer
+    from flowgrpo.commands.train import train
 
-    _quiet_libraries()
-    trainer = GRPOTrainer(args=settings, resume=resume)
-    try:
-        summary = trainer.train()
-    except Interrupted as stop:
-        if first:
-            print(f"flowgrpo: {stop}", file=sys.stderr)
-        raise
-    if first:
-        _print_summary(summary)
-        _print_snippet(settings, trainer)
+    train(config, overrides or [], resume=resume)
 
 
 @app.command()
 def plan(config: Config, overrides: Overrides = None) -> None:
     """Print what a training run of CONFIG would do and need, without loading a model's weights."""
-    settings = load_config(config, overrides)
-    inputs = _print_plan(settings)
-    _quiet_libraries()
-    from flowgrpo.preflight.memory import estimate_memory
-    from flowgrpo.preflight.sharding import check_sharding
+    from flowgrpo.commands.plan import plan
 
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if processes > 1:
-        for warning in check_sharding(settings, inputs, processes):
-            print(f"warning: {warning}", file=sys.stderr)
-    for label, value in estimate_memory(settings, inputs.plan, processes).describe().items():
-        print(f"  {label:28}{value}")
+    plan(config, overrides or [])
 
 
 @app.command()
@@ -94,21 +62,9 @@ def check(
     ] = None,
 ) -> None:
     """Prove that a pipeline can be trained: stock = sampler = replay, and the LoRA loads again."""
-    settings, call = _check_settings(model, overrides or [])
-    from flowgrpo.data.media import is_media
-    from flowgrpo.data.prompts import load_prompts
-    from flowgrpo.pipelines.loading import open_pipeline
-    from flowgrpo.preflight.pipeline_check import PROMPT, check_pipeline
+    from flowgrpo.commands.check import check
 
-    _quiet_libraries()
-    source = settings.prompts.train or [{"prompt": PROMPT}]
-    row = load_prompts(source)[0]
-    media = {name: call.pop(name) for name in list(call) if is_media(name)}
-    if media:
-        row = load_prompts([{"prompt": row.prompt, **row.columns, **media}])[0]
-    report = check_pipeline(open_pipeline(settings.model), settings=settings, row=row, **call)
-    print("\n".join(report.lines()))
-    if not report.ok:
+    if not check(model, overrides or []):
         raise typer.Exit(1)
 
 
@@ -134,18 +90,20 @@ def compare(
     ] = None,
 ) -> None:
     """Draw a grid of prompts and seeds (rows) by models, checkpoints or LoRA scales (columns)."""
-    from flowgrpo.reporting import model_grid as grids
+    from flowgrpo.commands.compare import Comparison, compare
 
-    _quiet_libraries()
-    columns = grids.columns_of_runs(
-        runs, checkpoints=checkpoints, scales=_numbers(scales), loras=lora or []
+    compare(
+        Comparison(
+            runs=runs,
+            prompts=prompt or [],
+            num_prompts=num_prompts,
+            seeds=seed or [0],
+            checkpoints=checkpoints,
+            scales=scales,
+            loras=lora or [],
+            out=out,
+        )
     )
-    rows, rewards = grids.rows_and_rewards(columns[0].config, prompt or [], num_prompts)
-    sheet = grids.compare(columns, rows, seed or [0], rewards)
-    path = out or runs[0] / "grid.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for written in sheet.save(path):
-        print(written)
 
 
 def main() -> None:
@@ -174,68 +132,6 @@ def _run() -> None:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         print(f"flowgrpo: {reason} (FLOWGRPO_TRACEBACK=1 shows where)", file=sys.stderr)
         sys.exit(1)
-
-
-def _check_settings(model: str, overrides: list[str]) -> tuple[GRPOConfig, dict[str, Any]]:
-    """Settings of a config, or the default ones for a model; and the call."""
-    settings = [override for override in overrides if "." in override.partition("=")[0]]
-    call = parse_overrides([override for override in overrides if override not in settings])
-    if model.endswith((".yaml", ".yml")):
-        return load_config(model, settings), call
-    return parse_config({"model": {"path": model}}, settings), call
-
-
-def _print_plan(config: GRPOConfig, *, quiet: bool = False) -> "Inputs":
-    from flowgrpo.preflight.inputs import read_inputs
-
-    inputs = read_inputs(config)
-    if quiet:
-        return inputs
-    print(f"plan for {config.output_dir}")
-    for label, value in inputs.plan.describe().items():
-        print(f"  {label:28}{value}")
-    for warning in inputs.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-    return inputs
-
-
-def _print_summary(summary: dict) -> None:
-    for name, rewards in summary["scores"].items():
-        for reward, score in rewards.items():
-            low, high = score["gain_95"]
-            print(
-                f"{name:14} {reward:28} {score['base']:.3f} -> {score['tuned']:.3f}  "
-                f"gain {score['gain']:+.3f} (95 % {low:+.3f} to {high:+.3f})"
-            )
-
-
-def _print_snippet(config: GRPOConfig, trainer) -> None:
-    from flowgrpo.reporting.snippet import inference_snippet
-
-    row = [*trainer.inputs.test_rows, *trainer.inputs.rows][0]
-    print("\nUse it with plain diffusers:\n")
-    print(inference_snippet(config, type(trainer.policy.pipe), trainer.folder.lora, row))
-
-
-def _numbers(text: str) -> list[float]:
-    try:
-        numbers = [float(part) for part in text.split(",")] if text else []
-        if not all(map(math.isfinite, numbers)):
-            raise ValueError
-        return numbers
-    except ValueError:
-        raise ValueError(f'--scales is "{text}", but must be numbers like 0,0.5,1.') from None
-
-
-def _quiet_libraries() -> None:
-    from diffusers.utils import logging as diffusers_logging
-    from transformers.utils import logging as transformers_logging
-
-    for library in (diffusers_logging, transformers_logging):
-        library.set_verbosity_error()
-        library.disable_progress_bar()
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", category=FutureWarning)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def main(
         vars(run.policy.pipe.vae)["decode"] = watches.timed("vae", run.policy.pipe.vae.decode)
         backward = watches.timed("denoiser backward", torch.Tensor.backward)
         with (
-            patch("flowgrpo.training.trainer.refuse_constant"),
+            patch("flowgrpo.training.trainer.require_varying_scores"),
             patch.object(GRPOTrainer, "evaluate"),
             patch.object(GRPOTrainer, "_finish"),
             patch.object(torch.Tensor, "backward", backward),

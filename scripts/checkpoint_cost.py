@@ -37,6 +37,7 @@ def main(
     ] = None,
 ) -> None:
     """Print seconds to save and to load, size, and the share of an epoch."""
+    from flowgrpo.policy.weights import inference_weights
     from flowgrpo.runs import checkpoint
     from flowgrpo.training.trainer import GRPOTrainer
 
@@ -50,12 +51,15 @@ def main(
         folder = run.folder.checkpoints
 
         def save() -> Path:
-            return checkpoint.save(folder, run.learner, run.state, run.config, run.processes)
+            tensors = run.learner.state_dict()
+            with inference_weights(run.policy, run.learner.average):
+                return checkpoint.save(folder, run.policy, tensors, run.state, run.config)
 
         def load() -> None:
             found = checkpoint.newest(folder)
             assert found is not None
-            checkpoint.load(*found, run.learner)
+            tensors, _ = checkpoint.load(*found)
+            run.learner.load_state_dict(tensors)
 
         saved = save()
         size = sum(path.stat().st_size for path in saved.iterdir())

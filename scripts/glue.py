@@ -14,6 +14,7 @@ from flowgrpo.algorithms.sde import log_prob
 from flowgrpo.core.seeds import normal
 from flowgrpo.data.prompts import Row
 from flowgrpo.policy.policy import Policy
+from flowgrpo.policy.tape import Tape
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from benchmark import StopWatches
@@ -28,9 +29,8 @@ def rollout(policy: Policy, name: str, window: range):
 
     call = {**FAMILIES[name].call, "num_inference_steps": STEPS, "output_type": "latent"}
     row = Row(prompt="a red cube", source="glue")
-    return policy.rollout(
-        row, SEEDS, call, kind="flow_sde", noise_level=0.7, window=window, noise=noise
-    )
+    tape = Tape(sde="flow_sde", noise_level=0.7, window=window)
+    return policy.rollout(row, SEEDS, call, tape, noise)
 
 
 def seconds_outside(name: str, window: range) -> float:

@@ -18,7 +18,6 @@ import torch
 
 from flowgrpo import GRPOConfig, GRPOTrainer
 from flowgrpo.algorithms.advantages import advantages
-from flowgrpo.core.clock import Clock
 from flowgrpo.runs.environment import packages_of_modules
 
 packages_of_modules()  # read once, not in each process
@@ -126,13 +125,13 @@ def train(folder, **options):
     run.train()
     rank = run.processes.rank
     run.learner.processes.rank = 0  # each keeps what it has
-    save_file(run.learner.tensors(), folder / f"weights-{rank}.safetensors")
+    save_file(run.learner.state_dict(), folder / f"weights-{rank}.safetensors")
 
 
 def first_epoch(folder, **options):
     """Samples, rewards and advantages of epoch 0 as this process sees them."""
     run = trainer(folder / "run", **options)
-    own, rewards, _ = run._sampled(run.plan.groups(0), Clock())
+    own, rewards, _ = run._roll_out(run.plan.groups(0))
     pictures = {
         index: [image.tobytes().hex() for r in sampled.rollouts for image in r.samples]
         for index, sampled in own.items()

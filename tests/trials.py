@@ -151,8 +151,8 @@ def make_world(folder: Path) -> Path:
             "updates_per_epoch": 2,
             "lora": {"rank": 2, "alpha": 4},
             "ema": 0.9,
-            "kl_weight": 0.01,
         },
+        "objective": {"kl_weight": 0.01},
         "evaluation": {"every": 2, "max_prompts": 1},
     }
     path = folder / "config.yaml"

@@ -30,7 +30,8 @@ class Gaussian(NamedTuple):
     std: float
 
 
-SDEStep = Callable[[Tensor, Tensor, float, float, float, float], Gaussian]
+SDEStep = Callable[[Tensor, Tensor, float, float, float], Gaussian]
+"""(latents, velocity, sigma, sigma_next, noise_level) -> Gaussian."""
 
 
 def path_ends(latents: Tensor, velocity: Tensor, sigma: float) -> tuple[Tensor, Tensor]:
@@ -43,7 +44,6 @@ def ode(
     velocity: Tensor,
     sigma: float,
     sigma_next: float,
-    sigma_second: float,
     noise_level: float,
 ) -> Gaussian:
     """Deterministic Euler step: mean = x + v dt, std = 0, whatever the noise level."""
@@ -55,7 +55,6 @@ def flow_sde(
     velocity: Tensor,
     sigma: float,
     sigma_next: float,
-    sigma_second: float,
     noise_level: float,
 ) -> Gaussian:
     """Euler-Maruyama step of Flow-GRPO's SDE (arXiv 2505.05470, eq. 9), g = a sqrt(s / (1 - s)).
@@ -65,7 +64,7 @@ def flow_sde(
     """
     x, v = latents.float(), velocity.float()
     dt = sigma_next - sigma
-    g_squared = noise_level**2 * sigma / (1 - (sigma_second if sigma > 0.999 else sigma))
+    g_squared = noise_level**2 * sigma / (1 - (sigma_next if sigma > 0.999 else sigma))
     drift = g_squared / (2 * sigma)
     mean = x * (1 + drift * dt) + v * (1 + drift * (1 - sigma)) * dt
     return Gaussian(mean, math.sqrt(-g_squared * dt))
@@ -76,7 +75,6 @@ def dance_sde(
     velocity: Tensor,
     sigma: float,
     sigma_next: float,
-    sigma_second: float,
     noise_level: float,
 ) -> Gaussian:
     """Euler-Maruyama step of DanceGRPO's SDE with constant diffusion (arXiv 2505.07818)."""
@@ -93,7 +91,6 @@ def cps(
     velocity: Tensor,
     sigma: float,
     sigma_next: float,
-    sigma_second: float,
     noise_level: float,
 ) -> Gaussian:
     """Coefficients-preserving step (arXiv 2509.05952): the new noise replaces part of the old.
@@ -111,7 +108,6 @@ def exact_sde(
     velocity: Tensor,
     sigma: float,
     sigma_next: float,
-    sigma_second: float,
     noise_level: float,
 ) -> Gaussian:
     """Flow-GRPO's SDE solved over the step with `denoised` held fixed, where `flow_sde` is Euler's.
@@ -129,7 +125,6 @@ def ddim(
     velocity: Tensor,
     sigma: float,
     sigma_next: float,
-    sigma_second: float,
     noise_level: float,
 ) -> Gaussian:
     """DDIM's step with eta = `noise_level` in [0, 1] (arXiv 2010.02502, eq. 12 and 16), as in DDPO

@@ -6,9 +6,19 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from flowgrpo.core.errors import ConfigError
+from flowgrpo.core.objective_config import GRPOObjective
 from flowgrpo.core.sampling_config import EvaluationConfig, SamplingConfig
 from flowgrpo.core.sections import ModelConfig, PromptsConfig, RewardConfig, Section
 from flowgrpo.core.train_config import GuardsConfig, TrainConfig
+
+RENAMED_KEYS = {
+    "sampling.kind": "sampling.sde",
+    "train.clip_range": "objective.clip_range",
+    "train.kl_weight": "objective.kl_weight",
+    "train.optimiser": "train.optimizer",
+    "train.passes": "train.inner_epochs",
+}
+"""Keys of earlier versions, with what they are called now."""
 
 
 class GRPOConfig(Section):
@@ -31,6 +41,7 @@ class GRPOConfig(Section):
     held_out: list[RewardConfig] = Field(default_factory=list)
     """Scored at evaluation only; the first is the run's headline."""
     sampling: SamplingConfig = SamplingConfig()
+    objective: GRPOObjective = GRPOObjective()
     train: TrainConfig = TrainConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     guards: GuardsConfig = GuardsConfig()
@@ -46,6 +57,19 @@ class GRPOConfig(Section):
         call = self.sampling.call if self.evaluation.call is None else self.evaluation.call
         steps = self.evaluation.num_inference_steps or self.sampling.num_inference_steps
         return {**call, "num_inference_steps": steps}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _renamed_keys(cls, data: Any) -> Any:
+        sections = data if isinstance(data, dict) else {}
+        for name, new_name in RENAMED_KEYS.items():
+            section, _, key = name.partition(".")
+            if isinstance(sections.get(section), dict) and key in sections[section]:
+                raise ConfigError(f"{name} is now called {new_name}; rename it.")
+        sampling = sections.get("sampling")
+        if isinstance(sampling, dict) and sampling.get("sde") == "exact":
+            raise ConfigError("sampling.sde is exact, which is now called exact_sde; rename it.")
+        return data
 
     @model_validator(mode="before")
     @classmethod
@@ -77,10 +101,10 @@ class GRPOConfig(Section):
 
     @model_validator(mode="after")
     def _measured(self) -> "GRPOConfig":
-        if self.guards.max_kl is not None and self.train.kl_weight == 0:
+        if self.guards.max_kl is not None and self.objective.kl_weight == 0:
             raise ConfigError(
                 f"guards.max_kl is {self.guards.max_kl:g}, but KL is only measured with a "
-                "train.kl_weight above 0; set it, to 1e-6 say, or leave the bound out."
+                "objective.kl_weight above 0; set it, to 1e-6 for example, or leave the bound out."
             )
         return self
 
@@ -90,16 +114,16 @@ class GRPOConfig(Section):
         if train.updates_per_epoch % train.inner_epochs:
             raise ConfigError(
                 f"train.updates_per_epoch is {train.updates_per_epoch}, but must be a multiple "
-                f"of the {train.inner_epochs} passes; use "
+                f"of the {train.inner_epochs} inner epochs; use "
                 f"{train.inner_epochs * max(1, train.updates_per_epoch // train.inner_epochs)}."
             )
-        per_pass = train.updates_per_epoch // train.inner_epochs
-        if groups % per_pass:
-            below = groups - groups % per_pass
-            nearest = " or ".join(str(n) for n in (below, below + per_pass) if n)
+        per_inner_epoch = train.updates_per_epoch // train.inner_epochs
+        if groups % per_inner_epoch:
+            below = groups - groups % per_inner_epoch
+            nearest = " or ".join(str(n) for n in (below, below + per_inner_epoch) if n)
             raise ConfigError(
                 f"sampling.groups_per_epoch is {groups}, but must be a multiple of the "
-                f"{per_pass} updates per pass; "
+                f"{per_inner_epoch} updates per inner epoch; "
                 f"use {nearest}."
             )
         return self

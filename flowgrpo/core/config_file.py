@@ -1,6 +1,7 @@
 """Settings as files: YAML, overrides, faults as one sentence, and what a resumed run may change."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -27,7 +28,7 @@ _Loader.add_implicit_resolver(
 )
 
 
-def load_config(path: str | Path, overrides: list[str] | None = None) -> GRPOConfig:
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> GRPOConfig:
     """Reads a YAML file and applies `section.key=value` overrides.
 
     Raises:
@@ -46,7 +47,7 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> GRPOCon
     return parse_config(data, overrides)
 
 
-def parse_overrides(overrides: list[str]) -> dict[str, Any]:
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     """`section.key=value` as nested mappings, `key=value` as a value."""
     data: dict[str, Any] = {}
     for override in overrides:
@@ -54,13 +55,13 @@ def parse_overrides(overrides: list[str]) -> dict[str, Any]:
     return data
 
 
-def parse_config(data: dict[str, Any], overrides: list[str] | None = None) -> GRPOConfig:
+def parse_config(data: dict[str, Any], overrides: Sequence[str] = ()) -> GRPOConfig:
     """Validates a mapping with `section.key=value` overrides; the first fault becomes one sentence.
 
     Raises:
         ConfigError: as `load_config`.
     """
-    for override in overrides or []:
+    for override in overrides:
         _apply(data, override)
     try:
         return GRPOConfig.model_validate(data)

@@ -53,6 +53,11 @@ def moved(value: Any, device: torch.device) -> Any:
     return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, value)
 
 
+def detached_copy(value: Any) -> Any:
+    """The value with a copy of every tensor, outside of any autograd graph."""
+    return tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, value)
+
+
 def tensor_devices(value: Any) -> Any:
     """The value's tree with the device of each tensor in its place, for `returned`."""
     return tree_map(lambda leaf: leaf.device if isinstance(leaf, Tensor) else None, value)

@@ -4,28 +4,56 @@ import difflib
 from collections.abc import Iterable
 
 
-class ConfigError(ValueError):
-    """A setting that cannot work, in one sentence."""
+class FlowgrpoError(Exception):
+    """Base of every error that flowgrpo raises on purpose.
+
+    `str(error)` is one sentence: what is wrong, the value, what to do.
+    """
+
+    reason = "error"
+    """Short name of the kind of error, as in summary.json."""
+    on_all_processes = False
+    """Whether every process raises it at the same point, so that nobody needs to be told."""
 
 
-def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
-    """A question with the known name that is nearest; `otherwise` where none is near."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f'did you mean "{close[0]}"?' if close else otherwise
+class ConfigError(FlowgrpoError, ValueError):
+    """A setting, prompt, reward or model that cannot work; raised before training starts."""
+
+    reason = "config"
 
 
-class DiskError(RuntimeError):
+class DiskError(FlowgrpoError, RuntimeError):
     """The run folder cannot be written."""
 
     reason = "disk"
 
 
-class RunStopped(RuntimeError):
-    """A run that must not go on, with the reason's name.
+class ReplayError(FlowgrpoError, RuntimeError):
+    """A replay differs from its rollout; training on it would be biased."""
+
+    reason = "replay"
+
+
+class ProcessLost(FlowgrpoError, RuntimeError):
+    """Another process of the run is gone."""
+
+    reason = "process_lost"
+
+
+class RewardError(FlowgrpoError, RuntimeError):
+    """A reward failed, or returned something other than one finite number per sample."""
+
+    reason = "reward_failed"
+
+
+class RunStopped(FlowgrpoError, RuntimeError):
+    """A run that must not go on.
 
     Args:
-        on_all_processes: all processes raise it at the same point.
-        blamed: the epoch whose weights gave what is wrong, and would give it again; None where a
+        reason: short name of what is wrong.
+        message: the sentence.
+        on_all_processes: every process raises it at the same point.
+        blamed_epoch: epoch whose weights caused the problem and would cause it again; None if a
             lower learning rate from there may help.
     """
 
@@ -38,18 +66,19 @@ class RunStopped(RuntimeError):
         blamed_epoch: int | None = None,
     ):
         super().__init__(message)
-        self.reason, self.on_all_processes, self.blamed_epoch = (
-            reason,
-            on_all_processes,
-            blamed_epoch,
-        )
+        self.reason, self.on_all_processes = reason, on_all_processes
+        self.blamed_epoch = blamed_epoch
+
+
+class RewardNotFinite(RewardError, RunStopped):
+    """A reward returned NaN, infinity, or something that is not a number."""
+
+    def __init__(self, message: str):
+        RunStopped.__init__(self, "rewards_not_finite", message)
 
 
 class Interrupted(SystemExit):
-    """A run that was asked to stop, and has saved what it had. Its code is 128 + the signal's."""
-
-    on_all_processes = True
-    """All processes leave at the same point."""
+    """A run that saved its state after SIGTERM or SIGINT. Its exit code is 128 + the signal."""
 
     def __init__(self, signal_number: int, message: str):
         super().__init__(128 + signal_number)
@@ -59,30 +88,7 @@ class Interrupted(SystemExit):
         return self.message
 
 
-class ReplayError(RuntimeError):
-    """The loop did not play back as it was recorded; training on it would be biased."""
-
-    reason = "replay"
-
-
-LOST = "process_lost"
-"""Reason of a run whose process is gone without a word."""
-
-
-class ProcessLost(RuntimeError):
-    """A message to the other processes failed."""
-
-    reason = LOST
-
-
-class RewardError(RuntimeError):
-    """A reward returned something that is not one finite number an image."""
-
-    reason = "reward_failed"
-
-
-class RewardNotFinite(RewardError, RunStopped):
-    """A reward returned NaN, infinity, or no number at all."""
-
-    def __init__(self, message: str):
-        RunStopped.__init__(self, "rewards_not_finite", message)
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """A question with the nearest known name; `otherwise` if none is near."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f'did you mean "{close[0]}"?' if close else otherwise

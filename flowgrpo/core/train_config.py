@@ -1,10 +1,9 @@
 """Config sections for training: what is optimized, how, and what stops a run."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from flowgrpo.core.errors import ConfigError
 from flowgrpo.core.sections import Section
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -25,10 +24,8 @@ class TrainConfig(Section):
     updates_per_epoch: int = Field(default=2, ge=1)
     """Optimizer steps per epoch; the groups of an epoch are divided among them."""
     inner_epochs: int = Field(default=1, ge=1)
-    """Times every image is trained on; the updates of an epoch are divided among the passes."""
-    clip_range: tuple[float, float] = (1e-4, 1e-4)
-    """How far the ratio may fall and rise; one number stands for both."""
-    kl_weight: float = Field(default=0.0, ge=0)
+    """Times every image is trained on; the updates of an epoch are divided among these inner
+    epochs."""
     advantage: Literal["group", "batch", "none", "gdpo"] = "group"
     lora: LoraSettings | None = LoraSettings()
     """`null` trains all weights of the denoiser instead: float32, with a copy as the reference."""
@@ -46,27 +43,6 @@ class TrainConfig(Section):
     weight_decay: float = Field(default=0.0, ge=0)
     betas: tuple[Beta, Beta] = (0.9, 0.999)
 
-    @property
-    def replay_tolerance(self) -> float:
-        """How far a replayed log-prob may be from its rollout's: a tenth of the clip range."""
-        return min(self.clip_range) / 10
-
-    @field_validator("clip_range", mode="before")
-    @classmethod
-    def _both_sides(cls, value: Any) -> Any:
-        if isinstance(value, (int, float, str)):
-            return (value, value)
-        return value
-
-    @field_validator("clip_range")
-    @classmethod
-    def _positive(cls, value: tuple[float, float]) -> tuple[float, float]:
-        if min(value) <= 0 or value[0] >= 1:
-            raise ConfigError(
-                f"train.clip_range is {value}, but must be above 0 and below 1; try 1e-4."
-            )
-        return value
-
 
 Action = Literal["stop", "warn", "off"]
 
@@ -81,7 +57,7 @@ class GuardsConfig(Section):
     """No group had two different rewards for `dead_epochs` epochs: nothing can be learnt."""
     dead_epochs: int = Field(default=5, ge=1)
     kl: Action = "stop"
-    """The mean KL to the reference is above `max_kl`; measured where train.kl_weight is above 0."""
+    """The mean KL to the reference is above `max_kl`; needs an objective.kl_weight above 0."""
     max_kl: float | None = Field(default=None, gt=0)
     velocity: Action = "stop"
     """The velocity's root mean square is above `max_velocity_growth` times that of epoch 1."""

@@ -54,6 +54,11 @@ class Plan:
         return self.config.sampling.window.size or last - first + 1
 
     @property
+    def transitions_per_group(self) -> int:
+        """Trained steps of all samples of a group."""
+        return self.config.sampling.group_size * self.window_size
+
+    @property
     def window_bounds(self) -> tuple[int, int]:
         """First and last step that may be stochastic; the schedule's last step never is."""
         window = self.config.sampling.window

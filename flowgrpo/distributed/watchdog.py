@@ -18,7 +18,7 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
-from flowgrpo.core.errors import LOST, ProcessLost
+from flowgrpo.core.errors import ProcessLost
 
 BEAT = 1.0
 """Seconds between two signs of life."""
@@ -81,7 +81,7 @@ class Watchdog:
             try:
                 heard = self._heard(count, beats)
             except RuntimeError:
-                heard = (LOST, "process 0 is gone")
+                heard = (ProcessLost.reason, "process 0 is gone")
             if heard and not self._ended.is_set():
                 self._end(*heard)
 
@@ -98,7 +98,7 @@ class Watchdog:
             if rank not in beats or beats[rank][0] != beat:
                 beats[rank] = (beat, now)
             elif now - beats[rank][1] > SILENCE:
-                return LOST, f"process {rank} has been silent for {SILENCE:.0f} s"
+                return ProcessLost.reason, f"process {rank} has been silent for {SILENCE:.0f} s"
         return None
 
     def _end(self, reason: str, sentence: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tqdm import tqdm
@@ -16,67 +17,80 @@ from flowgrpo.evaluation.scores import SCORES, sample_path
 from flowgrpo.policy.policy import Policy
 from flowgrpo.scoring.reward import Reward
 
+PromptSets = Mapping[str, Sequence[Row]]
+"""Rows by the name of their set: `train_prompts`, `test_prompts`."""
 
-def evaluate(
-    policy: Policy,
-    rewards: Sequence[Reward],
-    rows: Mapping[str, Sequence[Row]],
-    config: GRPOConfig,
-    folder: Path,
-    processes: Processes | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> bool:
-    """Generates every prompt with every seed, scores and saves the pictures and videos.
 
-    One call holds one prompt with all its seeds, so the scores depend neither on the other prompts
-    nor on the number of processes, which share the prompts out. `folder/scores.json` is written
-    last: with it, the evaluation is whole, and `load_scores` reads it.
+@dataclass(kw_only=True, frozen=True)
+class Evaluator:
+    """Scores a policy on prompt sets.
 
-    Args:
-        rows: prompt sets by name, `train_prompts` and `test_prompts`.
-        stopping: asked before each prompt; where it says so, nothing is whole.
-
-    Returns:
-        Whether it is whole.
+    One call of the pipeline holds one prompt with all its seeds, so that the scores depend neither
+    on the other prompts nor on the number of processes, which share the prompts.
     """
-    processes = processes or Processes()
-    most = config.evaluation.max_prompts
-    chosen = {name: evenly_spaced(every, most) for name, every in rows.items()}
-    tasks = [(name, i) for name, some in chosen.items() for i in range(len(some))]
-    scores: dict[str, dict[str, list[float]]] = {}
-    own = processes.shard(tasks, padded=policy.is_sharded)
-    hidden = None if processes.is_main else True
-    for name, number in tqdm(own, "evaluating", disable=hidden, leave=False):
-        if should_stop():
-            break
-        samples = _samples(policy, chosen[name][number], config)
-        _save(samples, folder / name, number, config.evaluation.seeds, frame_rate(config))
-        each = [chosen[name][number]] * len(samples)
-        scores[f"{name} {number}"] = {r.name: r(samples, each).tolist() for r in rewards}
-    found = {key: value for part in processes.all_gather(scores) for key, value in part.items()}
-    if len(found) < len(tasks):
-        return False
-    result = {
-        name: {r.name: [found[f"{name} {i}"][r.name] for i in range(len(some))] for r in rewards}
-        for name, some in chosen.items()
-        if some
-    }
-    if processes.is_main:
-        prompts = {name: [row.prompt for row in chosen[name]] for name in result}
-        data = {"seeds": config.evaluation.seeds, "prompts": prompts, "scores": result}
+
+    policy: Policy
+    rewards: Sequence[Reward]
+    config: GRPOConfig
+    processes: Processes = field(default_factory=Processes)
+
+    def evaluate(
+        self, rows: PromptSets, folder: Path, should_stop: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """Samples every prompt with every seed; scores and saves the images or videos.
+
+        `folder/scores.json` is written last: an evaluation that has one is complete.
+
+        Args:
+            should_stop: checked before each prompt; if it returns True, the evaluation is left
+                incomplete.
+
+        Returns:
+            Whether it is complete.
+        """
+        most = self.config.evaluation.max_prompts
+        sets = {name: evenly_spaced(every, most) for name, every in rows.items()}
+        tasks = [(name, i) for name, chosen in sets.items() for i in range(len(chosen))]
+        scores: dict[str, dict[str, list[float]]] = {}
+        # A sharded denoiser must be called equally often on every process, hence the padding.
+        own = self.processes.shard(tasks, padded=self.policy.is_sharded)
+        hidden = None if self.processes.is_main else True
+        for name, number in tqdm(own, "evaluating", disable=hidden, leave=False):
+            if should_stop():
+                break
+            row = sets[name][number]
+            scores[f"{name} {number}"] = self._score(row, folder / name, number)
+        messages = self.processes.all_gather(scores)
+        found = {key: value for message in messages for key, value in message.items()}
+        if len(found) < len(tasks):
+            return False
+        if self.processes.is_main:
+            self._write(sets, found, folder)
+        self.processes.barrier()
+        return True
+
+    def _score(self, row: Row, folder: Path, number: int) -> dict[str, list[float]]:
+        """Scores of one prompt by reward, one per seed; its samples are saved on the way."""
+        config, seeds = self.config, self.config.evaluation.seeds
+        noise = [initial_noise_seed(config.seed, row.prompt, seed) for seed in seeds]
+        samples: list[Sample] = self.policy.generate(row, noise, config.evaluation_call)
+        folder.mkdir(parents=True, exist_ok=True)
+        for sample, seed in zip(samples, seeds, strict=True):
+            save_sample(sample, sample_path(folder, number, seed), frame_rate(config))
+        return {r.name: r(samples, [row] * len(samples)).tolist() for r in self.rewards}
+
+    def _write(
+        self, sets: PromptSets, found: Mapping[str, Mapping[str, list[float]]], folder: Path
+    ) -> None:
+        scores = {
+            name: {
+                reward.name: [found[f"{name} {i}"][reward.name] for i in range(len(chosen))]
+                for reward in self.rewards
+            }
+            for name, chosen in sets.items()
+            if chosen
+        }
+        prompts = {name: [row.prompt for row in sets[name]] for name in scores}
+        seeds = self.config.evaluation.seeds
+        data = {"seeds": seeds, "prompts": prompts, "scores": scores}
         write_atomically(folder / SCORES, json.dumps(data))
-    processes.barrier()
-    return True
-
-
-def _samples(policy: Policy, row: Row, config: GRPOConfig) -> list[Sample]:
-    noise = [initial_noise_seed(config.seed, row.prompt, s) for s in config.evaluation.seeds]
-    return policy.generate(row, noise, config.evaluation_call)
-
-
-def _save(
-    samples: Sequence[Sample], folder: Path, number: int, seeds: Sequence[int], fps: float
-) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for sample, seed in zip(samples, seeds, strict=True):
-        save_sample(sample, sample_path(folder, number, seed), fps)

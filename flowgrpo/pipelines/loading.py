@@ -18,12 +18,12 @@ from flowgrpo.pipelines.offload import offload
 from flowgrpo.pipelines.parts import find_denoisers, find_models, modules_of
 
 
-def open_pipeline(config: ModelConfig, *, spread: bool = False) -> Any:
+def open_pipeline(config: ModelConfig, *, shard: bool = False) -> Any:
     """Opens the pipeline of a config, with the scheduler, the VAE, the attention and the places of
     its parts as the config wants them.
 
     Args:
-        spread: denoisers stay on the CPU, for `sharding.shard` to spread them over GPUs.
+        shard: denoisers stay on the CPU, for `fsdp.shard` to spread them over GPUs.
 
     Raises:
         ConfigError: there is no path, or a setting that does not work with the pipeline or here.
@@ -32,11 +32,11 @@ def open_pipeline(config: ModelConfig, *, spread: bool = False) -> Any:
     if config.path is None:
         raise ConfigError("model.path is missing; name a pipeline folder or a hub name.")
     device, dtype = device_of(config), getattr(torch, config.dtype)
-    pipe = load_pipeline(config.path, dtype, CPU if config.offload or spread else device)
-    kept = find_denoisers(pipe).values() if spread else ()
+    pipe = load_pipeline(config.path, dtype, CPU if config.offload or shard else device)
+    kept = find_denoisers(pipe).values() if shard else ()
     if config.offload:
         place_parts(pipe, device, kept)
-    elif spread:
+    elif shard:
         for module in modules_of(pipe).values():
             if not any(module is denoiser for denoiser in kept):
                 module.to(device)

@@ -1,8 +1,13 @@
-"""All patches of live objects, as context managers that undo them."""
+"""Every patch of a live object in flowgrpo, as context managers that undo it.
+
+The stock pipeline is the policy, so nothing of it is copied or subclassed. What has to change for
+the length of one call is changed here, on the *instance*: the scheduler's `step`, the denoisers'
+`forward`, `encode_prompt`, the VAE's `decode`, the progress bar. No other file patches anything.
+"""
 
 import functools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -14,25 +19,6 @@ from flowgrpo.distributed.fsdp import full_tensor, is_sharded
 
 
 @contextmanager
-def loop_patched(
-    scheduler: Any, denoisers: dict[str, nn.Module], step: Callable, forward: Callable
-) -> Iterator[None]:
-    """`step` and `forward` stand in for the stock methods, on these instances only."""
-    # A bound method, not a closure: deepcopy of the scheduler rebinds it to the copy. `wraps` keeps
-    # the signature, which pipelines inspect.
-    wrapped = functools.wraps(type(scheduler).step)(step)
-    with ExitStack() as stack:
-        stack.enter_context(patched(scheduler, "step", types.MethodType(wrapped, scheduler)))
-        for name, module in denoisers.items():
-            # Above the hooks of a sharded module: a taped output must gather nothing.
-            seam = "_call_impl" if is_sharded(module) else "forward"
-            stock = getattr(module, seam)
-            taped = functools.wraps(stock)(partial(forward, name, stock))
-            stack.enter_context(patched(module, seam, taped))
-        yield
-
-
-@contextmanager
 def patched(owner: Any, attribute: str, value: Any) -> Iterator[None]:
     """Within the block `owner.attribute` is `value`; afterwards the instance is as it was."""
     absent = object()
@@ -41,6 +27,7 @@ def patched(owner: Any, attribute: str, value: Any) -> Iterator[None]:
     try:
         yield
     finally:
+        # An attribute that only the class had must vanish from the instance, not be copied to it.
         if before is absent:
             delattr(owner, attribute)
         else:
@@ -48,9 +35,71 @@ def patched(owner: Any, attribute: str, value: Any) -> Iterator[None]:
 
 
 @contextmanager
-def float32_decoding(pipe: Any) -> Iterator[None]:
-    """Within the block a half-precision VAE whose configuration says `force_upcast` decodes in
-    float32; some would overflow. Encoding stays the pipeline's own."""
+def patched_loop(
+    scheduler: Any, models: Mapping[str, nn.Module], step: Callable, forward: Callable
+) -> Iterator[None]:
+    """Within the block `step` and `forward` stand in for a denoising loop's stock methods.
+
+    Args:
+        step: `step(scheduler, model_output, timestep, sample, ...)`.
+        forward: `forward(name, stock, *args, **kwargs)`, for each of `models` by name.
+    """
+    with patched_step(scheduler, step), patched_forwards(models, forward):
+        yield
+
+
+@contextmanager
+def patched_step(scheduler: Any, step: Callable) -> Iterator[None]:
+    """Within the block `step(scheduler, ...)` stands in for the scheduler's `step`."""
+
+    # A bound method rather than a closure: a pipeline that deep-copies its scheduler (LTX-2, for
+    # its audio) gets a copy whose step is bound to the copy. `wraps` keeps the signature, which
+    # pipelines inspect.
+    @functools.wraps(type(scheduler).step)
+    def bound(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        return step(scheduler, *args, **kwargs)
+
+    with patched(scheduler, "step", types.MethodType(bound, scheduler)):
+        yield
+
+
+@contextmanager
+def patched_forwards(models: Mapping[Any, nn.Module], forward: Callable) -> Iterator[None]:
+    """Within the block `forward(key, stock, ...)` stands in for the forward of each model."""
+    with ExitStack() as stack:
+        for key, module in models.items():
+            # A sharded module gathers its weights in hooks around `forward`. `_call_impl` runs
+            # outside them, so that a step whose output comes from the tape gathers nothing.
+            seam = "_call_impl" if is_sharded(module) else "forward"
+            stock = getattr(module, seam)
+            wrapped = functools.wraps(stock)(partial(forward, key, stock))
+            stack.enter_context(patched(module, seam, wrapped))
+        yield
+
+
+@contextmanager
+def patched_encode_prompt(pipe: Any, encode: Callable) -> Iterator[None]:
+    """Within the block `encode(stock, *args, **kwargs)` stands in for `pipe.encode_prompt`, if it
+    has one."""
+    stock = getattr(pipe, "encode_prompt", None)
+    if stock is None:
+        yield
+        return
+    with patched(pipe, "encode_prompt", functools.wraps(stock)(partial(encode, stock))):
+        yield
+
+
+@contextmanager
+def patched_for_call(pipe: Any) -> Iterator[None]:
+    """Within the block a call of the pipeline shows no progress bar, and a half-precision VAE with
+    `force_upcast` in its config decodes in float32."""
+    with patched(pipe, "_progress_bar_config", {"disable": True}), _float32_decoding(pipe):
+        yield
+
+
+@contextmanager
+def _float32_decoding(pipe: Any) -> Iterator[None]:
+    """Such VAEs overflow in half precision. Encoding is left to the pipeline itself."""
     vae = getattr(pipe, "vae", None)
     if vae is None or not vae.config.get("force_upcast") or vae.dtype == torch.float32:
         yield
@@ -70,25 +119,31 @@ def float32_decoding(pipe: Any) -> Iterator[None]:
 
 
 @contextmanager
-def without_progress_bar(pipe: Any) -> Iterator[None]:
-    """No progress bar of the pipeline's own."""
-    with patched(pipe, "_progress_bar_config", {"disable": True}):
-        yield
-
-
-@contextmanager
 def as_unsharded(module: Any) -> Iterator[None]:
-    """Within the block a sharded module has its own class again, and gives whole tensors: so it is
-    saved as if it had never been sharded. All processes must enter."""
+    """Within the block a sharded module looks as if it had never been sharded, so that its own
+    `save_pretrained` writes stock weights. Every process must enter it."""
     if not is_sharded(module):
         yield
         return
     tensors = {name: full_tensor(value).cpu() for name, value in module.state_dict().items()}
     sharded = type(module)
+    # fully_shard makes a class on the fly with the bases (FSDPModule, the original class); savers
+    # write the class's name, so the original must be back.
     module.__class__ = sharded.__bases__[1]
-    module.state_dict = lambda *args, **kwargs: tensors
+    try:
+        with patched(module, "state_dict", lambda *args, **kwargs: tensors):
+            yield
+    finally:
+        module.__class__ = sharded
+
+
+@contextmanager
+def restored_flags(modules: Iterable[nn.Module], flags: Iterable[str]) -> Iterator[None]:
+    """After the block these attributes of the modules have the values that they had before."""
+    names = tuple(flags)
+    before = [(m, name, getattr(m, name)) for m in modules for name in names if hasattr(m, name)]
     try:
         yield
     finally:
-        del module.state_dict
-        module.__class__ = sharded
+        for module, name, value in before:
+            setattr(module, name, value)

@@ -1,13 +1,10 @@
-"""The policy: a stock diffusers pipeline with trainable weights on its denoiser, mostly a LoRA.
+"""The policy: a stock diffusers pipeline with trainable weights on its denoiser, usually a LoRA.
 
-`rollout` samples with the pipeline and tapes what it did; `replay` plays the tape with gradients.
-The reference policy is the same pipeline as it was before training.
+`rollout` samples with the pipeline and writes a tape; `replay` plays the tape with gradients. The
+reference policy is the same pipeline as it was before training (`weights.reference`).
 """
 
-import functools
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,25 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flowgrpo.core.devices import CPU, moved, tensor_devices, to_devices
-from flowgrpo.core.errors import ConfigError, RunStopped
-from flowgrpo.core.train_config import LoraSettings, TrainConfig
+from flowgrpo.core.errors import RunStopped
+from flowgrpo.core.train_config import TrainConfig
 from flowgrpo.data.prompts import Row
 from flowgrpo.data.samples import Sample, is_video
 from flowgrpo.distributed.fsdp import drop_gathered, is_sharded, shard
-from flowgrpo.pipelines.batching import find_batching
-from flowgrpo.pipelines.call import generate, one_sample_per_call_error
+from flowgrpo.pipelines.batching import Batchings
+from flowgrpo.pipelines.call import generate
 from flowgrpo.pipelines.compile import is_compiled
-from flowgrpo.pipelines.lora import ADAPTER, add_lora, load_lora, save_lora, train_in_float32
-from flowgrpo.pipelines.offload import is_offloaded, offloaded_afterwards
+from flowgrpo.pipelines.lora import save_lora
+from flowgrpo.pipelines.offload import offloaded_afterwards
 from flowgrpo.pipelines.parts import find_denoisers, find_models, modules_of
-from flowgrpo.pipelines.scheduler import check_scheduler
-from flowgrpo.pipelines.seams import as_unsharded, patched
-from flowgrpo.policy.prompt_cache import PROMPT_CACHE_BYTES, cache_key, tensor_bytes
+from flowgrpo.pipelines.scheduler_checks import check_scheduler
+from flowgrpo.pipelines.seams import as_unsharded
+from flowgrpo.policy.prompt_cache import PromptCache
 from flowgrpo.policy.record import record
 from flowgrpo.policy.replay import play
 from flowgrpo.policy.tape import NoiseFunction, StepFunction, Tape
-from flowgrpo.policy.trainable import enable_gradient_checkpointing, enable_gradients_in_eval
+from flowgrpo.policy.trainable import make_trainable
 
 
 @dataclass(kw_only=True)
@@ -42,15 +38,15 @@ class Rollout:
 
     row: Row
     samples: list[Sample]
-    """B pictures or videos."""
+    """B images or videos."""
     tape: Tape
     call: dict[str, Any]
     """The pipeline's arguments, without generators."""
     seeds: list[int]
-    """Seeds of the initial noise, one a sample."""
+    """Seeds of the initial noise, one per sample."""
 
     def to(self, device: torch.device | str) -> "Rollout":
-        """The same rollout with its tape on `device`; a replay takes it from anywhere."""
+        """The same rollout with its tape on `device`; a replay accepts it from anywhere."""
         return replace(self, tape=self.tape.to(device))
 
 
@@ -59,13 +55,14 @@ class Policy:
 
     Args:
         pipe: any diffusers pipeline with a standard denoising loop. Its weights are frozen.
-        train: what is trained, and how: `lora`, `modules`, `gradient_checkpointing`.
+        train: what is trained, and how: `lora`, `modules`, `gradient_checkpointing`, `shard`.
         seed: of the LoRA's initial weights.
-        device: type of where shards go; default: where the pipeline is.
+        device: type of device for shards; default: where the pipeline is.
+        batchings: how the pipeline makes several samples, if that is known already.
 
     Raises:
         ValueError: the pipeline has no denoiser, its scheduler is not understood, or no target
-        matches.
+            matches.
     """
 
     def __init__(
@@ -74,6 +71,7 @@ class Policy:
         train: TrainConfig | None = None,
         seed: int = 0,
         device: str | None = None,
+        batchings: Batchings | None = None,
     ):
         train = train or TrainConfig()
         if not hasattr(pipe, "scheduler"):
@@ -83,76 +81,27 @@ class Policy:
             )
         check_scheduler(pipe.scheduler)
         self.pipe = pipe
+        self.batchings = batchings or Batchings(pipe)
+        self.prompt_cache = PromptCache(pipe)
         self.denoisers: dict[str, Any] = find_denoisers(pipe, train.modules)
         self.taped = find_models(pipe)
-        """Every model whose outputs in the loop are kept: those that condition, too."""
-        self.prompt_cache: OrderedDict[Any, Any] = OrderedDict()
+        """Every model whose outputs in the loop are kept, ControlNets too."""
         self.denoiser_calls = {"denoiser_forwards": 0, "denoiser_backwards": 0}
-        """Denoiser calls of rollouts and replays since the last count."""
+        """Of rollouts and replays since the last count."""
         self.makes_videos: bool | None = None
         """Known from the first rollout on."""
         self.is_lora = train.lora is not None
         for module in modules_of(pipe).values():
             module.requires_grad_(False).eval()
-        self._make_trainable(train, seed)
-        for module in self.denoisers.values():
-            enable_gradients_in_eval(module)
-        if train.gradient_checkpointing:
-            enable_gradient_checkpointing(self.denoisers)
+        make_trainable(pipe, self.denoisers, train, seed)
         if train.shard:
             for module in self.denoisers.values():
                 shard(module, pipe.device.type if device is None else device)
         self.start: dict[str, Tensor] | None = None
-        """The trained weights as they were before training, where the reference is not the adapter
-        switched off."""
+        """The trained weights as they were before training, if switching the adapter off does not
+        give them."""
         if train.lora is None or train.lora.start:
             self.start = {n: p.detach().clone() for n, p in self.parameters.items()}
-
-    def _make_trainable(self, train: TrainConfig, seed: int) -> None:
-        if train.lora is None:
-            weights = (p for d in self.denoisers.values() for p in d.parameters())
-            if odd := {p.dtype for p in weights} - {torch.float32}:
-                raise ConfigError(
-                    f"train.lora is null with weights in {odd.pop()}, but all weights are trained "
-                    "in float32; set model.dtype to float32, or train a LoRA."
-                )
-            for module in self.denoisers.values():
-                module.requires_grad_(True)
-            return
-        if train.lora.start is not None:
-            self._start_from(Path(train.lora.start).expanduser(), train.lora)
-            return
-        for module in self.denoisers.values():
-            add_lora(
-                module,
-                rank=train.lora.rank,
-                alpha=train.lora.alpha,
-                targets=train.lora.targets,
-                seed=seed,
-            )
-
-    def _start_from(self, folder: Path, lora: LoraSettings) -> None:
-        loaded = load_lora(self.pipe, folder)
-        for module in find_denoisers(self.pipe).values():
-            module.requires_grad_(False)
-        if others := set(loaded) - {*self.denoisers}:
-            raise ConfigError(
-                f"train.lora.start is {folder}, with weights for {', '.join(sorted(others))}, but "
-                f"only {', '.join(self.denoisers)} is trained; take them out of the file."
-            )
-        for name, module in self.denoisers.items():
-            config = getattr(module, "peft_config", {}).get(ADAPTER)
-            if config is None:
-                raise ConfigError(
-                    f"train.lora.start is {folder}, but holds nothing for {name}; it has "
-                    f"{', '.join(loaded) or 'no LoRA'}."
-                )
-            if (config.r, config.lora_alpha) != (lora.rank, lora.alpha):
-                raise ConfigError(
-                    f"train.lora has rank {lora.rank} and alpha {lora.alpha}, but {folder} has "
-                    f"rank {config.r} and alpha {config.lora_alpha}; set these."
-                )
-            train_in_float32(module)
 
     @property
     def device(self) -> torch.device:
@@ -170,33 +119,40 @@ class Policy:
             if parameter.requires_grad
         }
 
+    @property
+    def is_sharded(self) -> bool:
+        """Every process must then make the same calls of the denoisers."""
+        return any(is_sharded(module) for module in self.denoisers.values())
+
     def pop_denoiser_calls(self) -> dict[str, int]:
         """Denoiser calls since the last count."""
-        passes, self.denoiser_calls = self.denoiser_calls, dict.fromkeys(self.denoiser_calls, 0)
-        return passes
+        calls, self.denoiser_calls = self.denoiser_calls, dict.fromkeys(self.denoiser_calls, 0)
+        return calls
 
     def generate(self, row: Row, seeds: Sequence[int], call: dict[str, Any]) -> list[Sample]:
         """Samples of `row`, one per seed, by the stock pipeline and its own scheduler."""
-        with self.prompt_embeds_cached(), offloaded_afterwards(self.pipe):
-            return generate(self.pipe, row, seeds, call)
+        with self.prompt_cache.active(), offloaded_afterwards(self.pipe):
+            return generate(self.pipe, row, seeds, call, self.batchings.of(row, call))
 
     def rollout(
         self,
         row: Row,
         seeds: Sequence[int],
         call: dict[str, Any],
-        *,
-        sde: str,
-        noise_level: float,
-        window: range,
+        tape: Tape,
         noise: NoiseFunction,
     ) -> Rollout:
-        """One sample per seed of initial noise, stochastic in `window`, on tape."""
-        tape = Tape(
-            sde=sde, noise_level=noise_level, window=window if noise_level > 0 else range(0)
-        )
-        if find_batching(self.pipe, row, call).single and len(seeds) > 1:
-            raise one_sample_per_call_error(self.pipe, len(seeds))
+        """One sample per seed of initial noise, stochastic in the tape's window.
+
+        Args:
+            tape: an empty one, which is written.
+            noise: draws the noise of the window's steps.
+
+        Raises:
+            ConfigError: the pipeline makes one sample per call, and there are several seeds.
+            RunStopped: latents that are not finite.
+        """
+        self.batchings.of_micro_batch(row, call, len(seeds))
         gradients = is_compiled(self.denoisers)
         with torch.no_grad(), record(self.pipe, self.taped, tape, noise, gradients=gradients):
             samples = self.generate(row, seeds, call)
@@ -213,7 +169,7 @@ class Policy:
 
     def replay(self, rollout: Rollout, on_step: StepFunction, *, gradients: bool = True) -> None:
         """Plays the rollout's window steps with the current weights; `on_step` may run backward."""
-        tape = rollout.tape.to(self.device)  # a tape that waits elsewhere is let go of afterwards
+        tape = rollout.tape.to(self.device)  # dropped again afterwards if it was elsewhere
         with play(self.pipe, self.taped, tape, on_step, gradients=gradients):
             self.generate(rollout.row, rollout.seeds, rollout.call)
         forwards = tape.replayed_forwards - rollout.tape.replayed_forwards
@@ -221,16 +177,11 @@ class Policy:
         self.denoiser_calls["denoiser_forwards"] += forwards
         self.denoiser_calls["denoiser_backwards"] += forwards if gradients else 0
 
-    @property
-    def is_sharded(self) -> bool:
-        """Every process must then make the same calls of the denoisers."""
-        return any(is_sharded(module) for module in self.denoisers.values())
-
     def save(self, folder: Path, *, write: bool = True) -> None:
         """Writes what was trained as plain diffusers loads it: the LoRA, or whole denoisers.
 
         Args:
-            write: False on processes that only help to collect a sharded denoiser.
+            write: False on processes that only help to gather a sharded denoiser.
         """
         if self.is_lora:
             save_lora(self.denoisers, folder, write=write)
@@ -239,30 +190,3 @@ class Policy:
             with as_unsharded(module):
                 if write:
                     module.save_pretrained(folder / name)
-
-    @contextmanager
-    def prompt_embeds_cached(self) -> Iterator[None]:
-        """`encode_prompt` runs once for each prompt and set of options."""
-        encode = getattr(self.pipe, "encode_prompt", None)
-        if encode is None:
-            yield
-            return
-
-        @functools.wraps(encode)
-        def memoised(*args: Any, **kwargs: Any) -> Any:
-            key = cache_key((args, tuple(sorted(kwargs.items()))))
-            if key is None:
-                return encode(*args, **kwargs)
-            if key in self.prompt_cache:
-                self.prompt_cache.move_to_end(key)
-                return to_devices(*self.prompt_cache[key])
-            with torch.no_grad():
-                value = encode(*args, **kwargs)
-            kept = moved(value, CPU) if is_offloaded(self.pipe) else value
-            self.prompt_cache[key] = kept, tensor_devices(value)
-            while sum(map(tensor_bytes, self.prompt_cache.values())) > PROMPT_CACHE_BYTES:
-                self.prompt_cache.popitem(last=False)
-            return value
-
-        with patched(self.pipe, "encode_prompt", memoised):
-            yield

@@ -1,37 +1,31 @@
-"""Records a stock pipeline's denoising loop on a tape."""
+"""Records a stock pipeline's denoising loop on a tape.
 
-from collections.abc import Callable, Iterator
+Outside the stochastic window the scheduler's own step decides, bit-equal to the stock pipeline.
+Inside it one Gaussian step is drawn and written down. Denoiser outputs that a replay will not
+compute again are kept.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from flowgrpo.algorithms.sde import SDE_STEPS
-from flowgrpo.pipelines.scheduler import (
-    LoopCounter,
-    check_first_step,
-    check_stochastic,
-    flow_coordinates,
-    position_of,
-)
-from flowgrpo.pipelines.seams import loop_patched
-from flowgrpo.policy.tape import (
-    NoiseFunction,
-    Step,
-    Tape,
-    detached_copy,
-    previous_sample,
-    step_gaussian,
-    with_previous_sample,
-)
+from flowgrpo.core.devices import detached_copy
+from flowgrpo.pipelines.loop_counter import LoopCounter
+from flowgrpo.pipelines.scheduler import position_of, previous_sample, with_previous_sample
+from flowgrpo.pipelines.scheduler_checks import check_first_step, check_stochastic
+from flowgrpo.pipelines.seams import patched_loop
+from flowgrpo.policy.tape import NoiseFunction, Step, Tape
 
 
 @contextmanager
 def record(
     pipe: Any,
-    denoisers: dict[str, nn.Module],
+    models: Mapping[str, nn.Module],
     tape: Tape,
     noise: NoiseFunction,
     *,
@@ -39,107 +33,137 @@ def record(
 ) -> Iterator[None]:
     """Within the block, a call of `pipe` is written to `tape`.
 
-    With `gradients`, autograd is on during a window step's denoiser calls, as in play, and what
-    they keep for it is dropped at once: a compiled denoiser rounds otherwise without.
-    """
-    clock = LoopCounter(pipe.scheduler)
+    Args:
+        models: every model whose outputs the loop uses, by name.
+        noise: draws the noise of window steps.
+        gradients: autograd is on during a window step's denoiser calls, as in a replay, and what
+            it keeps is dropped at once: a compiled denoiser rounds differently without.
 
-    def forward(name: str, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if gradients and clock.iteration in tape.window:
+    Raises:
+        ValueError: the pipeline has no standard denoising loop, or the window does not fit it.
+    """
+    recorder = _Recorder(pipe, tape, noise, gradients)
+    with patched_loop(pipe.scheduler, models, recorder.step, recorder.forward):
+        yield
+    recorder.finish()
+
+
+class _Recorder:
+    """Stands in for the methods of a loop while it is recorded."""
+
+    def __init__(self, pipe: Any, tape: Tape, noise: NoiseFunction, gradients: bool):
+        self.name = type(pipe).__name__
+        self.tape, self.noise, self.gradients = tape, noise, gradients
+        self.counter = LoopCounter(pipe.scheduler)
+
+    def forward(self, name: str, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A denoiser's forward: runs it, and keeps a copy of the output if a replay needs one."""
+        tape, iteration = self.tape, self.counter.iteration
+        if self.gradients and iteration in tape.window:
             with torch.enable_grad():
                 output = _detached(stock(*args, **kwargs))
         else:
             output = stock(*args, **kwargs)
         tape.recorded_forwards += 1
         if tape.window:
-            kept = tape.outputs.setdefault((name, clock.iteration), [])
-            # A window step runs again in play, and so do calls that hand out caches. What comes
-            # after the window is never played.
-            rerun = clock.iteration in tape.window or not _is_plain(output)
-            over = clock.iteration > max(tape.window)
-            kept.append(None if rerun or over else detached_copy(output))
+            kept = tape.outputs.setdefault((name, iteration), [])
+            # Window steps run again in a replay, and so do calls that return caches, which belong
+            # to their own run. Nothing behind the window is ever replayed.
+            reruns = iteration in tape.window or not _is_plain(output)
+            is_behind = iteration > max(tape.window)
+            kept.append(None if reruns or is_behind else detached_copy(output))
         return output
 
     def step(
-        scheduler: Any, model_output: Tensor, timestep: Any, sample: Tensor, *a: Any, **k: Any
-    ):
-        index, stream = clock.tick(scheduler)
-        result = type(scheduler).step(scheduler, model_output, timestep, sample, *a, **k)
+        self,
+        scheduler: Any,
+        model_output: Tensor,
+        timestep: Any,
+        sample: Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """The scheduler's step: its own outside the window, a Gaussian's draw inside it."""
+        tape = self.tape
+        index, stream = self.counter.tick(scheduler)
+        stock = type(scheduler).step
+        result = stock(scheduler, model_output, timestep, sample, *args, **kwargs)
         if not tape.window:
             return result
-        taped = Step(
+        step = Step(
             index=index,
             stream=stream,
             position=position_of(scheduler, timestep),
             latents=sample.clone(),
             next_latents=previous_sample(result),
         )
-        _check_schedule(pipe, tape, taped)
-        if index == 0 or index - 1 in tape.window:  # a solver has no past there
-            check_first_step(
-                SDE_STEPS[tape.sde],
-                scheduler,
-                taped.position,
-                model_output,
-                sample,
-                taped.next_latents,
-            )
+        self._check(step, scheduler, model_output)
         if index in tape.window:
-            check_stochastic(index, taped.position)
-            gaussian = step_gaussian(tape, taped, scheduler, model_output)
-            drawn = gaussian.mean + gaussian.std * noise(index, stream, sample.shape).to(
-                sample.device
-            )
-            # Rounded before its log-prob is taken: in bf16 the rounding alone would move the ratio.
-            taped.next_latents = drawn.to(taped.next_latents.dtype)
-            taped.mean, taped.std = gaussian.mean.detach(), gaussian.std
-            taped.velocity_rms = _velocity_rms(scheduler, taped, model_output)
-            clock.refresh(scheduler)
-            result = with_previous_sample(result, taped.next_latents)
-        taped.next_latents = taped.next_latents.clone()
-        tape.steps[index, stream] = taped
+            self._draw(step, scheduler, model_output)
+            result = with_previous_sample(result, step.next_latents)
+        step.next_latents = step.next_latents.clone()
+        tape.steps[step.key] = step
         return result
 
-    with loop_patched(pipe.scheduler, denoisers, step, forward):
-        yield
-    tape.iterations = clock.iteration
-    if not clock.iteration:
-        raise ValueError(
-            f"{type(pipe).__name__} never calls its scheduler's step, but that is where noise "
-            "goes; only pipelines with a standard denoising loop can be trained."
-        )
-    if tape.window and max(tape.window) > clock.iteration - 2:
-        raise ValueError(
-            f"step {max(tape.window)} is in the window, but the loop of {type(pipe).__name__} has "
-            f"{clock.iteration} steps and the last is never trained; set sampling.window.last to "
-            f"{clock.iteration - 2} at most."
-        )
+    def finish(self) -> None:
+        """Checks the finished loop against the window."""
+        tape, iterations = self.tape, self.counter.iteration
+        tape.iterations = iterations
+        if not iterations:
+            raise ValueError(
+                f"{self.name} never calls its scheduler's step, but that is where noise goes; only "
+                "pipelines with a standard denoising loop can be trained."
+            )
+        if tape.window and max(tape.window) > iterations - 2:
+            raise ValueError(
+                f"step {max(tape.window)} is in the window, but the loop of {self.name} has "
+                f"{iterations} steps and the last is never trained; set sampling.window.last to "
+                f"{iterations - 2} at most."
+            )
+
+    def _check(self, step: Step, scheduler: Any, model_output: Tensor) -> None:
+        """The scheduler is one whose steps flowgrpo reads correctly."""
+        _check_progress(self.name, self.tape.steps.get((step.index - 1, step.stream)), step)
+        # A multistep solver has no past in its first step, nor after a window step, where it is
+        # reset; there it must agree with the noiseless step. Later it may well be of higher order.
+        if step.index == 0 or step.index - 1 in self.tape.window:
+            check_first_step(
+                SDE_STEPS[self.tape.sde],
+                scheduler,
+                step.position,
+                model_output,
+                step.latents,
+                step.next_latents,
+            )
+
+    def _draw(self, step: Step, scheduler: Any, model_output: Tensor) -> None:
+        """Draws the next latents of a window step, and writes down their Gaussian."""
+        check_stochastic(step.index, step.position)
+        mean, std, velocity = self.tape.transition(step, scheduler, model_output)
+        noise = self.noise(step.index, step.stream, step.latents.shape).to(step.latents.device)
+        # Rounded before its log-prob is taken: in bf16 the rounding alone would move the ratio.
+        step.next_latents = (mean + std * noise).to(step.next_latents.dtype)
+        step.mean, step.std = mean.detach(), std
+        step.velocity_rms = velocity.detach().float().flatten(1).square().mean(dim=1).sqrt()
+        self.counter.reset_solver(scheduler)
 
 
-def _velocity_rms(scheduler: Any, taped: Step, model_output: Tensor) -> Tensor:
-    _, velocity = flow_coordinates(scheduler, model_output, taped.latents, taped.position)
-    return velocity.detach().float().flatten(1).square().mean(dim=1).sqrt()
-
-
-def _check_schedule(pipe: Any, tape: Tape, taped: Step) -> None:
-    """Each step must go on from where the one before ended, but for timesteps that are rounded."""
-    before = tape.steps.get((taped.index - 1, taped.stream))
+def _check_progress(name: str, before: Step | None, step: Step) -> None:
+    """Each step must start where the one before ended, up to timesteps that are rounded."""
     if before is None:
         return
-    moved = abs(taped.position.sigma - before.position.sigma)
+    moved = abs(step.position.sigma - before.position.sigma)
     if moved < 0.5 * abs(before.position.sigma_next - before.position.sigma):
         raise ValueError(
-            f"{type(pipe).__name__} steps twice from sigma {taped.position.sigma:.4g}, but must go "
-            "on from step to step; set model.scheduler to DDIMScheduler, say, if its scheduler is "
-            "the cause."
+            f"{name} steps twice from sigma {step.position.sigma:.4g}, but each step must start "
+            "where the one before ended; if its scheduler is the cause, set model.scheduler to "
+            "DDIMScheduler, for example."
         )
 
 
 def _is_plain(output: Any) -> bool:
-    """Only tensors, in tuples or model outputs; a cache object must be made anew in play."""
-    leaves: list[Any] = []
-    tree_map(leaves.append, output)
-    return all(isinstance(leaf, Tensor) or leaf is None for leaf in leaves)
+    """Only tensors, in tuples or model outputs; a cache object belongs to its own run."""
+    return all(isinstance(leaf, Tensor) or leaf is None for leaf in tree_leaves(output))
 
 
 def _detached(output: Any) -> Any:

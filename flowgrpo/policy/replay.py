@@ -1,6 +1,12 @@
-"""Replays a taped denoising loop with gradients."""
+"""Replays a taped denoising loop with gradients.
 
-from collections.abc import Callable, Iterator
+The whole loop of the stock pipeline runs again on the taped latents. In the window the denoiser
+really runs, and the Gaussian of that step goes to the caller; elsewhere the taped output stands in.
+The call is left after the last window step, since nothing behind it is trained. So guidance,
+embeddings, packing and loop counters are the pipeline's own code in training too.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -8,85 +14,38 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flowgrpo.algorithms.sde import Gaussian
+from flowgrpo.core.devices import detached_copy
 from flowgrpo.core.errors import ReplayError
-from flowgrpo.pipelines.scheduler import LoopCounter, Position, position_of
-from flowgrpo.pipelines.seams import loop_patched
-from flowgrpo.policy.tape import (
-    Step,
-    StepFunction,
-    Tape,
-    detached_copy,
-    step_gaussian,
-    with_previous_sample,
-)
-
-
-class _LastStepPlayed(BaseException):
-    """Leaves the pipeline's call once nothing is left to train. Not an Exception: no `except
-    Exception` inside a pipeline may swallow it."""
+from flowgrpo.pipelines.loop_counter import LoopCounter
+from flowgrpo.pipelines.scheduler import Position, position_of, with_previous_sample
+from flowgrpo.pipelines.seams import patched_loop
+from flowgrpo.policy.tape import Step, StepFunction, Tape, Transition
 
 
 @contextmanager
 def play(
     pipe: Any,
-    denoisers: dict[str, nn.Module],
+    models: Mapping[str, nn.Module],
     tape: Tape,
     on_step: StepFunction,
     *,
     gradients: bool = True,
 ) -> Iterator[None]:
-    """Within the block, a call of `pipe` plays `tape` and hands every window step to `on_step`.
+    """Within the block, a call of `pipe` replays `tape` and hands every window step to `on_step`.
 
-    With `gradients`, autograd is on from a window step's first denoiser call to its scheduler step,
-    also under the `no_grad` of the pipeline's own call. `on_step` may run backward: each step
-    starts from taped latents, so its graph is its own.
+    Args:
+        models: those of the recording, by name.
+        on_step: may run backward. Each step starts from taped latents, so its graph is its own.
+        gradients: autograd is on from a window step's first denoiser call to its scheduler step,
+            also under the `no_grad` of the pipeline's own call.
 
     Raises:
         ReplayError: the schedule or the latents differ from the tape.
     """
-    clock = LoopCounter(pipe.scheduler)
-    streams = max(stream for _, stream in tape.steps) + 1
-    stepped: list[tuple[Step, Gaussian]] = []
-    calls: dict[tuple[str, int], int] = {}
-
-    def forward(name: str, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        key = (name, clock.iteration)
-        position = calls[key] = calls.get(key, -1) + 1
-        kept = tape.outputs.get(key, [])
-        if position >= len(kept):
-            raise ReplayError(
-                f"{name} is called {position + 1} times in step {clock.iteration}, but {len(kept)} "
-                "times in the rollout; the loop must not depend on anything but its inputs."
-            )
-        if kept[position] is not None:
-            return detached_copy(kept[position])
-        tape.replayed_forwards += 1
-        torch.set_grad_enabled(gradients and clock.iteration in tape.window)
-        return stock(*args, **kwargs)
-
-    def step(
-        scheduler: Any, model_output: Tensor, timestep: Any, sample: Tensor, *a: Any, **k: Any
-    ):
-        index, stream = clock.tick(scheduler)
-        taped = tape.steps[index, stream]
-        with torch.no_grad():
-            result = type(scheduler).step(scheduler, model_output, timestep, sample, *a, **k)
-        _check_replay(pipe, taped, position_of(scheduler, timestep), sample)
-        if index in tape.window:
-            stepped.append((taped, step_gaussian(tape, taped, scheduler, model_output)))
-            if len(stepped) == streams:
-                on_step(*_joined(stepped))
-                stepped.clear()
-                torch.set_grad_enabled(False)
-                _detach_state(pipe)
-                if index == max(tape.window):
-                    raise _LastStepPlayed
-        return with_previous_sample(result, taped.next_latents.clone())
-
+    player = _Player(pipe, tape, on_step, gradients)
     was_enabled = torch.is_grad_enabled()
     try:
-        with loop_patched(pipe.scheduler, denoisers, step, forward):
+        with patched_loop(pipe.scheduler, models, player.step, player.forward):
             yield
     except _LastStepPlayed:
         pass
@@ -94,31 +53,123 @@ def play(
         torch.set_grad_enabled(was_enabled)
 
 
-def _joined(stepped: list[tuple[Step, Gaussian]]) -> tuple[Step, Gaussian]:
-    """Latents that are stepped together as one, (B, D), in units of the first one's std: of the
-    log-prob that moves a constant, and no ratio."""
+class _LastStepPlayed(BaseException):
+    """Leaves the pipeline's call once nothing is left to train. Not an Exception: no `except
+    Exception` inside a pipeline may swallow it."""
+
+
+class _Player:
+    """Stands in for the methods of a loop while it is replayed."""
+
+    def __init__(self, pipe: Any, tape: Tape, on_step: StepFunction, gradients: bool):
+        self.pipe, self.tape, self.on_step, self.gradients = pipe, tape, on_step, gradients
+        self.counter = LoopCounter(pipe.scheduler)
+        self.num_streams = max(stream for _, stream in tape.steps) + 1
+        self.stepped: list[tuple[Step, Transition]] = []
+        """Streams of the current iteration that have been stepped."""
+        self.calls: dict[tuple[str, int], int] = {}
+        """Denoiser calls so far, by (module name, iteration)."""
+
+    def forward(self, name: str, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A denoiser's forward: runs in the window; elsewhere the taped output stands in."""
+        tape, iteration = self.tape, self.counter.iteration
+        kept = tape.outputs.get((name, iteration), [])
+        number = self.calls.get((name, iteration), 0)
+        self.calls[name, iteration] = number + 1
+        if number >= len(kept):
+            raise ReplayError(
+                f"{name} is called {number + 1} times in step {iteration}, but {len(kept)} times "
+                "in the rollout; the loop must depend on nothing but its inputs."
+            )
+        if kept[number] is not None:
+            return detached_copy(kept[number])
+        tape.replayed_forwards += 1
+        # Switched on here and off in `step`, not for the length of this call: what the pipeline
+        # does between the two (guidance, rescaling) must be part of the graph, and its own call
+        # runs under no_grad.
+        torch.set_grad_enabled(self.gradients and iteration in tape.window)
+        return stock(*args, **kwargs)
+
+    def step(
+        self,
+        scheduler: Any,
+        model_output: Tensor,
+        timestep: Any,
+        sample: Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """The scheduler's step: keeps its books, and gives the taped next latents."""
+        tape = self.tape
+        index, stream = self.counter.tick(scheduler)
+        taped = tape.steps[index, stream]
+        with torch.no_grad():
+            stock = type(scheduler).step
+            result = stock(scheduler, model_output, timestep, sample, *args, **kwargs)
+        self._check(taped, position_of(scheduler, timestep), sample)
+        if index in tape.window:
+            self.stepped.append((taped, tape.transition(taped, scheduler, model_output)))
+            if len(self.stepped) == self.num_streams:
+                self._hand_over(index)
+        return with_previous_sample(result, taped.next_latents.clone())
+
+    def _hand_over(self, index: int) -> None:
+        """Gives a finished window step to `on_step`."""
+        self.on_step(*_joined(self.stepped))
+        self.stepped.clear()
+        torch.set_grad_enabled(False)
+        _detach_state(self.pipe)
+        if index == max(self.tape.window):
+            raise _LastStepPlayed
+
+    def _check(self, taped: Step, position: Position, sample: Tensor) -> None:
+        where = f"{type(self.pipe).__name__} step {taped.index}"
+        if position != taped.position:
+            raise ReplayError(
+                f"{where} has {position}, but its rollout had {taped.position}; the schedule must "
+                "not change between rollout and replay."
+            )
+        if not torch.equal(sample, taped.latents):
+            difference = (sample.float() - taped.latents.float()).abs().max().item()
+            raise ReplayError(
+                f"{where} starts {difference:.1e} away from its rollout's latents; the loop must "
+                "not draw random numbers of its own."
+            )
+
+
+def _joined(stepped: list[tuple[Step, Transition]]) -> tuple[Step, Transition]:
+    """Latents that are stepped together (LTX-2's video and audio) as one step, (B, D).
+
+    Every stream is scaled to the first one's std, so that one number is the std of all: this moves
+    the log-prob by a constant, and no ratio.
+    """
     if len(stepped) == 1:
         return stepped[0]
-    first, std = stepped[0][0], stepped[0][1].std
+    steps = [step for step, _ in stepped]
+    transitions = [transition for _, transition in stepped]
+    std = transitions[0].std
+    units = [std / transition.std for transition in transitions]
 
-    def flat(tensors: list[Tensor]) -> Tensor:
-        units = [std / gaussian.std for _, gaussian in stepped]
-        parts = [t.float().flatten(1) * u for t, u in zip(tensors, units, strict=True)]
+    def flat(tensors: list[Tensor], scales: list[float]) -> Tensor:
+        parts = [t.float().flatten(1) * s for t, s in zip(tensors, scales, strict=True)]
         return torch.cat(parts, dim=1)
 
-    steps = [step for step, _ in stepped]
     joint = replace(
-        first,
-        latents=flat([step.latents for step in steps]),
-        next_latents=flat([step.next_latents for step in steps]),
-        mean=flat([step.mean for step in steps if step.mean is not None]),
+        steps[0],
+        latents=flat([step.latents for step in steps], units),
+        next_latents=flat([step.next_latents for step in steps], units),
+        mean=flat([step.mean for step in steps if step.mean is not None], units),
     )
-    return joint, Gaussian(flat([gaussian.mean for _, gaussian in stepped]), std)
+    mean = flat([transition.mean for transition in transitions], units)
+    velocity = flat([transition.velocity for transition in transitions], [1.0] * len(units))
+    return joint, Transition(mean, std, velocity)
 
 
 def _detach_state(owner: Any, depth: int = 4) -> None:
-    """What a pipeline's own objects carry to the next step, as a guider's momentum, is state there:
-    no gradient flows back into the step that it came from."""
+    """Detaches what a pipeline's own objects carry to the next step, such as a guider's momentum.
+
+    That is state: no gradient flows back into the step it came from, whose graph is gone.
+    """
     if isinstance(owner, (nn.Module, type)) or type(owner).__module__.startswith("transformers"):
         return
     values: Any = owner if isinstance(owner, (dict, list)) else getattr(owner, "__dict__", {})
@@ -128,18 +179,3 @@ def _detach_state(owner: Any, depth: int = 4) -> None:
                 values[key] = value.detach()
         elif depth:
             _detach_state(value, depth - 1)
-
-
-def _check_replay(pipe: Any, taped: Step, position: Position, sample: Tensor) -> None:
-    where = f"{type(pipe).__name__} step {taped.index}"
-    if position != taped.position:
-        raise ReplayError(
-            f"{where} has {position}, but its rollout had {taped.position}; the schedule must not "
-            "change between rollout and replay."
-        )
-    if not torch.equal(sample, taped.latents):
-        difference = (sample.float() - taped.latents.float()).abs().max().item()
-        raise ReplayError(
-            f"{where} starts {difference:.1e} away from its rollout's latents; the loop must not "
-            "draw random numbers of its own."
-        )

@@ -1,17 +1,91 @@
-"""Makes a denoiser trainable: a LoRA or all weights, and its gradients."""
+"""Makes the denoisers of a pipeline trainable: a new LoRA, an existing one, or all weights."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from flowgrpo.core.errors import ConfigError
+from flowgrpo.core.train_config import LoraSettings, TrainConfig
+from flowgrpo.pipelines.lora import ADAPTER, add_lora, load_lora, train_in_float32
+from flowgrpo.pipelines.parts import find_denoisers
 
 
-def enable_gradients_in_eval(module: nn.Module) -> None:
-    """Parts that run without gradients in evaluation mode are put in training mode, they alone.
+def make_trainable(
+    pipe: Any, denoisers: Mapping[str, Any], train: TrainConfig, lora_seed: int
+) -> None:
+    """Unfreezes what `train` asks for; the rest of the pipeline is expected to be frozen.
 
-    Some have a faster method for inference under `no_grad` (routed experts, say): correct values,
-    and gradients that are silently wrong. That the values stay the same is what a check proves.
+    Args:
+        denoisers: those that are trained, by name.
+        lora_seed: seed of a new LoRA's initial weights.
+
+    Raises:
+        ConfigError: weights of a wrong dtype, a LoRA that does not fit, no gradient checkpointing.
+        ValueError: no layer matches `train.lora.targets`.
+    """
+    if train.lora is None:
+        _train_all_weights(denoisers)
+    elif train.lora.start is not None:
+        _load_start(pipe, denoisers, Path(train.lora.start).expanduser(), train.lora)
+    else:
+        for module in denoisers.values():
+            add_lora(
+                module,
+                rank=train.lora.rank,
+                alpha=train.lora.alpha,
+                targets=train.lora.targets,
+                seed=lora_seed,
+            )
+    for module in denoisers.values():
+        _enable_gradients_in_eval(module)
+    if train.gradient_checkpointing:
+        _enable_gradient_checkpointing(denoisers)
+
+
+def _train_all_weights(denoisers: Mapping[str, Any]) -> None:
+    weights = (p for denoiser in denoisers.values() for p in denoiser.parameters())
+    if odd := {p.dtype for p in weights} - {torch.float32}:
+        raise ConfigError(
+            f"train.lora is null with weights in {odd.pop()}, but all weights are trained "
+            "in float32; set model.dtype to float32, or train a LoRA."
+        )
+    for module in denoisers.values():
+        module.requires_grad_(True)
+
+
+def _load_start(pipe: Any, denoisers: Mapping[str, Any], folder: Path, lora: LoraSettings) -> None:
+    """Continues from the LoRA in `folder`."""
+    loaded = load_lora(pipe, folder)
+    for module in find_denoisers(pipe).values():
+        module.requires_grad_(False)
+    if others := set(loaded) - {*denoisers}:
+        raise ConfigError(
+            f"train.lora.start is {folder}, with weights for {', '.join(sorted(others))}, but "
+            f"only {', '.join(denoisers)} is trained; take them out of the file."
+        )
+    for name, module in denoisers.items():
+        config = getattr(module, "peft_config", {}).get(ADAPTER)
+        if config is None:
+            raise ConfigError(
+                f"train.lora.start is {folder}, but holds nothing for {name}; it has "
+                f"{', '.join(loaded) or 'no LoRA'}."
+            )
+        if (config.r, config.lora_alpha) != (lora.rank, lora.alpha):
+            raise ConfigError(
+                f"train.lora has rank {lora.rank} and alpha {lora.alpha}, but {folder} has "
+                f"rank {config.r} and alpha {config.lora_alpha}; set these."
+            )
+        train_in_float32(module)
+
+
+def _enable_gradients_in_eval(module: nn.Module) -> None:
+    """Puts single parts in training mode whose evaluation mode lets no gradient through.
+
+    Some, such as routed experts, switch to a faster method under `no_grad` in evaluation: correct
+    values, and gradients that are silently wrong. A check proves that the values stay the same.
     """
     for part in module.modules():
         forward = getattr(type(part).forward, "__code__", None)
@@ -27,11 +101,11 @@ def _is_without_gradients(method: Any) -> bool:
     return home == "torch.utils._contextlib" and hasattr(method, "__wrapped__")
 
 
-def enable_gradient_checkpointing(denoisers: dict[str, Any]) -> None:
+def _enable_gradient_checkpointing(denoisers: Mapping[str, Any]) -> None:
     for name, denoiser in denoisers.items():
         if not getattr(denoiser, "_supports_gradient_checkpointing", False):
             raise ConfigError(
-                f"train.gradient_checkpointing is true, but {name} ({type(denoiser).__name__}) has "
-                "none; leave it out."
+                f"train.gradient_checkpointing is true, but {name} ({type(denoiser).__name__}) "
+                "does not support it; leave it out."
             )
         denoiser.enable_gradient_checkpointing()

@@ -5,9 +5,8 @@ of its repeated blocks, computes once for inputs of the same shapes; after that 
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -16,9 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from flowgrpo.data.plan import Plan
 from flowgrpo.data.prompts import Row
-from flowgrpo.pipelines.batching import find_batching
-from flowgrpo.pipelines.call import one_sample_per_call_error
-from flowgrpo.pipelines.seams import patched
+from flowgrpo.pipelines.seams import patched_forwards
 from flowgrpo.policy.policy import Policy, Rollout
 from flowgrpo.policy.record import record
 from flowgrpo.policy.tape import Tape
@@ -76,9 +73,8 @@ class DryRun:
         tape = Tape(sde=sampling.sde, noise_level=sampling.noise_level, window=window)
         seeds = list(range(size))
         with self._remembering(), torch.no_grad():
-            with policy.prompt_embeds_cached():
-                if find_batching(policy.pipe, row, call).single and size > 1:
-                    raise one_sample_per_call_error(policy.pipe, size)
+            with policy.prompt_cache.active():
+                policy.batchings.of_micro_batch(row, call, size)
             with record(policy.pipe, policy.taped, tape, lambda step, stream, s: torch.zeros(s)):
                 policy.generate(row, seeds, call)
         return Rollout(row=row, samples=[], tape=tape, call=call, seeds=seeds)
@@ -101,20 +97,23 @@ class DryRun:
     def _remembering(self) -> Iterator[None]:
         """Within the block models and their repeated blocks run once for inputs of given shapes."""
 
-        def forward(key: Any, stock: Any, *args: Any, **kwargs: Any) -> Any:
-            call = (key, str(_shapes((args, kwargs))))
+        modules = dict(enumerate(_with_blocks(self.policy.taped.values())))
+        # Blocks of one class and of the same shapes share their results.
+        keys = {
+            index: (type(module), str(_shapes(dict(module.named_parameters()))))
+            for index, module in modules.items()
+        }
+
+        def forward(index: int, stock: Any, *args: Any, **kwargs: Any) -> Any:
+            call = (keys[index], str(_shapes((args, kwargs))))
             if call not in self._remembered:
                 made = stock(*args, **kwargs)
                 if not all(isinstance(t, Tensor) or t is None for t in tree_leaves(made)):
-                    return made  # a cache, say, which belongs to its own call
+                    return made  # a cache, for example, which belongs to its own call
                 self._remembered[call] = made
             return tree_map(lambda t: None if t is None else t.clone(), self._remembered[call])
 
-        with ExitStack() as stack:
-            for module in _with_blocks(self.policy.taped.values()):
-                key = (type(module), str(_shapes(dict(module.named_parameters()))))
-                once = wraps(module.forward)(partial(forward, key, module.forward))
-                stack.enter_context(patched(module, "forward", once))
+        with patched_forwards(modules, forward):
             yield
 
 

@@ -17,7 +17,6 @@ from flowgrpo.core.sampling_config import require_stochastic_steps
 from flowgrpo.data.media import digest, is_media
 from flowgrpo.data.plan import Plan
 from flowgrpo.data.prompts import PromptSource, Row, load_prompts
-from flowgrpo.runs.trackers import check_trackers
 from flowgrpo.scoring.loading import as_rewards, load_rewards, unique, weighted
 from flowgrpo.scoring.reward import Reward
 from flowgrpo.scoring.validation import validate_rows
@@ -73,7 +72,6 @@ def read_inputs(
     Raises:
         ConfigError: a reward, a prompt or a setting that cannot work.
     """
-    check_trackers(config.trackers)
     rewards = as_rewards(reward_funcs) if reward_funcs else load_rewards(config.rewards)
     if reward_weights is not None:
         rewards = weighted(rewards, reward_weights)
@@ -100,9 +98,7 @@ def read_inputs(
     )
 
 
-def with_sources(
-    config: GRPOConfig, model: Any, train_dataset: Any, eval_dataset: Any
-) -> GRPOConfig:
+def with_paths(config: GRPOConfig, model: Any, train_dataset: Any, eval_dataset: Any) -> GRPOConfig:
     """The config with the paths that were given as arguments, so that the run folder names them."""
     data = config.model_dump()
     for section, key, value in (

@@ -85,7 +85,7 @@ class MemoryEstimate:
     def forwards(self, epoch: int = 0) -> int | None:
         """Denoiser calls of an epoch over all processes, if no group is tied."""
         replays = self.plan.config.train.inner_epochs * (
-            2 if self.plan.config.train.kl_weight else 1
+            2 if self.plan.config.objective.needs_reference else 1
         )
         parts = self._passes_of(epoch)
         if parts is None:

@@ -28,6 +28,7 @@ from flowgrpo.core.sampling_config import reject_sampler_arguments, require_stoc
 from flowgrpo.data.plan import Plan
 from flowgrpo.data.prompts import Row
 from flowgrpo.data.samples import frames_of
+from flowgrpo.pipelines.batching import Batchings
 from flowgrpo.pipelines.call import outputs
 from flowgrpo.pipelines.call_checks import check_call
 from flowgrpo.pipelines.compile import compiled
@@ -99,7 +100,7 @@ class _Proof:
         self.call = {**settings.sampling_call, **call}
         self.name = type(pipe).__name__
         self.report = CheckReport(
-            pipeline=self.name, replay_allowed=settings.train.replay_tolerance
+            pipeline=self.name, replay_allowed=settings.objective.replay_tolerance
         )
 
     def run(self) -> None:
@@ -118,13 +119,15 @@ class _Proof:
         # moves their last bit; so the untouched pipeline is frozen, too.
         for module in modules_of(self.pipe).values():
             module.requires_grad_(False)
-        self.seeds = check_seeds(self.pipe, self.row, self.call)
+        self.batchings = Batchings(self.pipe)
+        self.seeds = check_seeds(self.batchings, self.row, self.call)
+        self.batching = self.batchings.of(self.row, self.call)
         self.bare = self.stock_run(self.seeds)
         lora = self.settings.train.lora
         start = load_lora(self.pipe, Path(lora.start)) if lora and lora.start else []
         self.prove_repeatable()
         unload_lora(self.pipe, start)
-        self.policy = Policy(self.pipe, self.settings.train)
+        self.policy = Policy(self.pipe, self.settings.train, batchings=self.batchings)
         before = {name: p.detach().clone() for name, p in self.policy.parameters.items()}
         try:
             self.prove_policy()
@@ -162,7 +165,7 @@ class _Proof:
         with (
             inference_weights(self.policy),
             record(self.pipe, self.policy.taped, tape, _no_noise),
-            self.policy.prompt_embeds_cached(),
+            self.policy.prompt_cache.active(),
         ):
             self.report.stock_difference = _difference(self.stock_run(self.seeds), self.stock)
         if self.report.stock_difference != 0:
@@ -212,7 +215,7 @@ class _Proof:
         """Saved, taken off, and loaded into the stock pipeline, the adapter gives the same."""
         policy = self.policy
         with inference_weights(policy), tempfile.TemporaryDirectory() as folder:
-            with policy.prompt_embeds_cached():
+            with policy.prompt_cache.active():
                 used = self.stock_run(self.seeds)
             policy.save(Path(folder))
             unload_lora(self.pipe, list(policy.denoisers))
@@ -231,7 +234,7 @@ class _Proof:
     def stock_run(self, seeds: Sequence[int]) -> list[Tensor]:
         """Latents, of audio too, as the pipeline gives them now."""
         with torch.no_grad():
-            fields = outputs(self.pipe, self.row, seeds, self.call)
+            fields = outputs(self.pipe, self.row, seeds, self.call, self.batching)
         return [tensor for tensor in map(_as_tensor, fields) if tensor is not None]
 
 

@@ -9,17 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowgrpo.algorithms.sde import Gaussian, log_prob
+from flowgrpo.algorithms.sde import log_prob
 from flowgrpo.core.config import GRPOConfig
 from flowgrpo.core.errors import ReplayError
 from flowgrpo.core.seeds import normal
 from flowgrpo.data.plan import Plan
 from flowgrpo.data.prompts import Row
 from flowgrpo.distributed.fsdp import placed_like
-from flowgrpo.pipelines.batching import find_batching
-from flowgrpo.pipelines.call import one_sample_per_call_error
+from flowgrpo.pipelines.batching import Batchings
 from flowgrpo.policy.policy import Policy, Rollout
-from flowgrpo.policy.tape import Step
+from flowgrpo.policy.tape import Step, Tape, Transition
 from flowgrpo.policy.weights import trained_values
 
 SEEDS = (1, 2)
@@ -41,22 +40,21 @@ def check_replay(policy: Policy, row: Row, settings: GRPOConfig) -> Rollout:
     """
     plan = Plan(config=settings, rows=[row])
     call, (first, last) = settings.sampling_call, plan.window_bounds
-    if find_batching(policy.pipe, row, call).single and plan.micro_batch_size > 1:
-        raise one_sample_per_call_error(policy.pipe, plan.micro_batch_size)
-    passes = dict(policy.denoiser_calls)
+    policy.batchings.of_micro_batch(row, call, plan.micro_batch_size)
+    calls_before = dict(policy.denoiser_calls)
     with trained_values(policy, nudged_weights(policy)):
         rollout = check_rollout(policy, row, call, settings, range(first, last + 1))
         found = replay_differences(policy, rollout)
-    policy.denoiser_calls.update(passes)
+    policy.denoiser_calls.update(calls_before)
     for parameter in policy.parameters.values():
         parameter.grad = None
     difference, worst = nan_max(found.values()), max(found, key=lambda index: found[index])
-    allowed = settings.train.replay_tolerance
+    allowed = settings.objective.replay_tolerance
     if not difference <= allowed and settings.guards.replay != "off":
         error = ReplayError(
             f"{type(policy.pipe).__name__} step {worst} replays {difference:.1e} away from its "
-            f"rollout (allowed {allowed:.0e}, a tenth of train.clip_range); run flowgrpo check to "
-            "see what differs, or widen the clip range."
+            f"rollout (allowed {allowed:.0e}, a tenth of objective.clip_range); run flowgrpo check "
+            "to see what differs, or widen the clip range."
         )
         if settings.guards.replay == "stop" or math.isnan(difference):
             raise error
@@ -71,7 +69,7 @@ def replay_differences(policy: Policy, rollout: Rollout) -> dict[int, float]:
     """
     found = {}
 
-    def on_step(step: Step, now: Gaussian) -> None:
+    def on_step(step: Step, now: Transition) -> None:
         assert step.mean is not None
         before = log_prob(step.next_latents, step.mean, step.std)
         replayed = log_prob(step.next_latents, now.mean, now.std)
@@ -96,28 +94,22 @@ def _cache_hint(pipe: Any) -> str:
     return f"set {names[0]} to false" if names else "switch its cache off, if it has one"
 
 
-def check_seeds(pipe: Any, row: Row, call: dict[str, Any]) -> tuple[int, ...]:
-    return SEEDS[:1] if find_batching(pipe, row, call).single else SEEDS
+def check_seeds(batchings: Batchings, row: Row, call: dict[str, Any]) -> tuple[int, ...]:
+    """Seeds of the samples of a check: two, if the pipeline can make two in a call."""
+    return SEEDS[:1] if batchings.of(row, call).one_per_call else SEEDS
 
 
 def check_rollout(
     policy: Policy, row: Row, call: dict[str, Any], settings: GRPOConfig, window: range
 ) -> Rollout:
-    seeds = check_seeds(policy.pipe, row, call)
+    seeds = check_seeds(policy.batchings, row, call)
 
     def noise(step: int, stream: int, shape: torch.Size) -> Tensor:
         return torch.stack([normal(shape[1:], "check", seed, step, stream) for seed in seeds])
 
     sampling = settings.sampling
-    return policy.rollout(
-        row,
-        seeds,
-        call,
-        sde=sampling.sde,
-        noise_level=sampling.noise_level,
-        window=window,
-        noise=noise,
-    )
+    tape = Tape(sde=sampling.sde, noise_level=sampling.noise_level, window=window)
+    return policy.rollout(row, seeds, call, tape, noise)
 
 
 def nudged_weights(policy: Policy) -> dict[str, Tensor]:

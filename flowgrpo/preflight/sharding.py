@@ -11,7 +11,7 @@ from flowgrpo.preflight.inputs import Inputs
 def check_sharded_experts(policy: Policy, plan: Plan) -> None:
     """Raises ConfigError where processes would replay different denoisers at once.
 
-    A sharded denoiser is gathered by all processes on_all_processes, and which of several works in a step
+    A sharded denoiser is gathered by all processes together, and which of several works in a step
     depends on the step.
     """
     first, last = plan.window_bounds

@@ -19,6 +19,7 @@ from flowgrpo.core.files import epoch_folders
 from flowgrpo.core.seeds import initial_noise_seed
 from flowgrpo.data.prompts import Row, evenly_spaced, load_prompts
 from flowgrpo.data.samples import Sample, is_video, write_video
+from flowgrpo.pipelines.batching import Batchings
 from flowgrpo.pipelines.call import generate
 from flowgrpo.pipelines.loading import open_pipeline
 from flowgrpo.pipelines.lora import (
@@ -101,7 +102,7 @@ class Grid:
         return [path, path.with_suffix(".mp4")]
 
 
-def compare(
+def compare_models(
     columns: Sequence[Column],
     rows: Sequence[Row],
     seeds: Sequence[int],
@@ -134,22 +135,24 @@ def pictures_of(
     The first column's run gives noise and settings for all: nothing else may differ along a row.
     """
     samples: list[list[Sample]] = [[] for _ in rows for _ in seeds]
-    pipe, opened = None, None
+    pipe, batchings, opened = None, Batchings(None), None
     for column in tqdm(columns, "columns", disable=None):
         if opened != column.config.model:
             pipe, opened = open_pipeline(column.config.model), column.config.model
+            batchings = Batchings(pipe)
         with adapter(pipe, column.lora, column.scale):
             for line, (row, seed) in zip(
                 samples, ((row, seed) for row in rows for seed in seeds), strict=True
             ):
-                line.append(cell(pipe, row, seed, columns[0].config))
+                line.append(cell(batchings, row, seed, columns[0].config))
     return samples
 
 
-def cell(pipe: Any, row: Row, seed: int, config: GRPOConfig) -> Sample:
+def cell(batchings: Batchings, row: Row, seed: int, config: GRPOConfig) -> Sample:
     """One sample of one row, by the stock pipeline with the run's evaluation settings."""
     noise = initial_noise_seed(config.seed, row.prompt, seed)
-    return generate(pipe, row, [noise], config.evaluation_call)[0]
+    call = config.evaluation_call
+    return generate(batchings.pipe, row, [noise], call, batchings.of(row, call))[0]
 
 
 @contextmanager

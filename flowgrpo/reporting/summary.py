@@ -11,7 +11,7 @@ from flowgrpo.reporting.sheets import draw_before_after
 from flowgrpo.runs.folder import RunFolder
 
 
-def summarise(
+def summarize(
     folder: RunFolder, headline: str, epoch: int, totals: dict[str, Any]
 ) -> dict[str, Any]:
     """Base against tuned, by prompt set; writes summary.json, curves.png and compare.png.

@@ -64,7 +64,7 @@ def _kl(lines: Sequence[Mapping[str, Any]], most: float | None) -> str:
         return ""
     return (
         f"kl is {value:.3g} in epoch {lines[-1]['epoch']}, but guards.max_kl is {most:g}; lower "
-        "train.lr or raise train.kl_weight."
+        "train.lr or raise objective.kl_weight."
     )
 
 
@@ -75,5 +75,5 @@ def _velocity(lines: Sequence[Mapping[str, Any]], most: float | None) -> str:
     return (
         f"the velocity is {growth:.3g} times as large in epoch {lines[-1]['epoch']} as in epoch "
         f"{lines[0]['epoch']}, but guards.max_velocity_growth is {most:g}; lower train.lr or raise "
-        "train.kl_weight."
+        "objective.kl_weight."
     )

@@ -1,31 +1,35 @@
-"""Updates: replay rollouts with gradients, and move the weights."""
+"""Updates: replays rollouts with gradients, and moves the weights."""
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from flowgrpo.algorithms.objectives.grpo import clipped
-from flowgrpo.algorithms.sde import Gaussian, kl_divergence, log_prob
+from flowgrpo.algorithms.objectives import OBJECTIVES, StepBatch, StepLoss
+from flowgrpo.algorithms.sde import log_prob
 from flowgrpo.core.config import GRPOConfig
 from flowgrpo.core.errors import ReplayError, RunStopped
-from flowgrpo.distributed.fsdp import full_tensor
+from flowgrpo.distributed.fsdp import full_tensor, placed_like
 from flowgrpo.distributed.processes import Processes, checksum
 from flowgrpo.policy.policy import Policy, Rollout
-from flowgrpo.policy.tape import Step
-from flowgrpo.policy.weights import reference
+from flowgrpo.policy.tape import Step, Transition
+from flowgrpo.policy.weights import load_weights, reference
 from flowgrpo.training.metrics import MetricSums
-from flowgrpo.training.optimizer import make_optimizer, optimizer_moments
+from flowgrpo.training.optimizer import load_optimizer_moments, make_optimizer, optimizer_moments
 from flowgrpo.training.rollouts import RolloutGroup
+
+ReferenceMeans: TypeAlias = Mapping[tuple[int, int], Tensor]
+"""Means of the steps of a rollout under the reference, by (iteration, stream)."""
 
 
 class Learner:
     """The policy's optimizer and its average.
 
-    Gradients are exact sums over (image, step) divided by the update's count over all processes,
-    whatever the micro-batch.
+    Gradients are exact sums over transitions (sample, step), divided by the update's number of
+    transitions over all processes, whatever the micro-batch.
     """
 
     def __init__(self, policy: Policy, config: GRPOConfig, processes: Processes):
@@ -33,123 +37,57 @@ class Learner:
         self.policy, self.config, self.processes = policy, config, processes
         self.optimizer = make_optimizer(train, policy.parameters.values())
         self.average: dict[str, Tensor] | None = None
-        """The exponential moving average of the trained weights."""
+        """Exponential moving average of the trained weights; None without `train.ema`."""
         if train.ema:
             self.average = {n: p.detach().clone() for n, p in policy.parameters.items()}
         self.on_policy = True
-        """The weights are those that sampled: every ratio is 1."""
+        """Whether the weights are still those that sampled, so that every ratio is 1."""
         self._warned = False
-        self._scale = 0.0
-
-    def scale_lr(self, factor: float) -> None:
-        """Sets the learning rate to `factor` times that of the config."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = factor * self.config.train.lr
+        self._loss_scale = 0.0
 
     def accumulate(
         self,
-        chosen: Sequence[tuple[RolloutGroup, Tensor]],
-        pairs: int,
-        tally: MetricSums,
+        batch: Sequence[tuple[RolloutGroup, Tensor]],
+        num_transitions: int,
+        sums: MetricSums,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
         """Adds the gradients of groups with their advantages (K,).
 
         Args:
-            pairs: (image, step) pairs of the whole update, by which their sum is divided.
-            stopping: asked before each micro-batch; where it says so, gradients are missing.
+            num_transitions: of the whole update, over all processes; the mean's denominator.
+            sums: collects the metrics.
+            should_stop: checked before each micro-batch; if it returns True, the rest is left out.
         """
-        for sampled, advantages in chosen:
-            parts = advantages.split([len(rollout.seeds) for rollout in sampled.rollouts])
-            for rollout, part in zip(sampled.rollouts, parts, strict=True):
+        for group, advantages in batch:
+            parts = advantages.split([len(rollout.seeds) for rollout in group.rollouts])
+            for rollout, part in zip(group.rollouts, parts, strict=True):
                 if should_stop is not None and should_stop():
                     return
-                self._replay(rollout, part.float().to(self.policy.device), pairs, tally)
+                self._replay(rollout, part.float().to(self.policy.device), num_transitions, sums)
 
-    def _replay(self, rollout: Rollout, advantages: Tensor, pairs: int, tally: MetricSums) -> None:
-        """Backward of one micro-batch, step by step."""
-        train = self.config.train
-        reference_means: dict[tuple[int, int], Tensor] = {}
-        if train.kl_weight:
-            with reference(self.policy):
-                self.policy.replay(
-                    rollout,
-                    lambda step, now: reference_means.update({step.key: now.mean}),
-                    gradients=False,
-                )
+    def step(self, sums: MetricSums) -> float:
+        """One optimizer step with what was accumulated.
 
-        def on_step(step: Step, now: Gaussian) -> None:
-            assert step.mean is not None
-            old_log_prob = log_prob(step.next_latents, step.mean, step.std)
-            new_log_prob = log_prob(step.next_latents, now.mean, now.std)
-            loss = clipped(new_log_prob, old_log_prob, advantages, train.clip_range)
-            values, deviation = loss.values, (loss.ratio - 1).abs()
-            if self.on_policy:
-                self._check_ratio(step, float(deviation.max()))
-            logged = {
-                "ratio_deviation": deviation,
-                "clip_fraction_low": loss.clipped_low,
-                "clip_fraction_high": loss.clipped_high,
-            }
-            if train.kl_weight:
-                kl = kl_divergence(now.mean, reference_means[step.key], now.std)
-                values = values + train.kl_weight * kl
-                logged["kl"] = kl
-            (values.sum() / pairs * self._loss_scale(pairs, now.mean)).backward()
-            tally.add(loss=values, **logged)
-
-        self.policy.replay(rollout, on_step)
-
-    def _check_ratio(self, step: Step, deviation: float) -> None:
-        allowed, guards = self.config.train.replay_tolerance, self.config.guards
-        if deviation <= allowed or guards.replay == "off":
-            return
-        message = (
-            f"{type(self.policy.pipe).__name__} step {step.index} replays {deviation:.1e} away "
-            f"from its rollout before any update (allowed {allowed:.1e}); an option in "
-            "sampling.call may depend on more than its inputs."
-        )
-        if guards.replay == "stop" or math.isnan(deviation):
-            raise ReplayError(message)
-        if not self._warned and self.processes.is_main:
-            print(f"warning: {message}", file=sys.stderr)
-        self._warned = True
-
-    def _loss_scale(self, pairs: int, mean: Tensor) -> float:
-        """A power of two that keeps the gradients of float16 activations in range, constant within
-        an update: the loss is a mean over pairs and latent dimensions, each a small share of it."""
-        if not self._scale:
-            half = any(d.dtype == torch.float16 for d in self.policy.denoisers.values())
-            self._scale = 2.0 ** int(math.log2(pairs * mean[0].numel())) if half else 1.0
-        return self._scale
-
-    def step(self, tally: MetricSums) -> float:
-        """One optimizer step; returns the gradient's norm before clipping.
+        Returns:
+            The gradient's norm before clipping.
 
         Raises:
-            Stopped: the loss or its gradient is not finite; the weights stay as they were.
+            RunStopped: the loss or its gradient is not finite; the weights stay as they were.
         """
         parameters = list(self.policy.parameters.values())
-        if self._scale > 1:
+        if self._loss_scale > 1:
             for parameter in parameters:
                 if parameter.grad is not None:
-                    parameter.grad /= self._scale
-        self._scale = 0.0
-        if not self.policy.is_sharded:  # else they are summed already
+                    parameter.grad /= self._loss_scale
+        self._loss_scale = 0.0
+        if not self.policy.is_sharded:  # FSDP2 has summed the others already
             self.processes.sum_gradients(parameters)
-        limit = self.config.train.max_grad_norm
-        norm = float(full_tensor(torch.nn.utils.clip_grad_norm_(parameters, limit)))
+        max_norm = self.config.train.max_grad_norm
+        norm = float(full_tensor(torch.nn.utils.clip_grad_norm_(parameters, max_norm)))
         if not math.isfinite(norm):
             self.optimizer.zero_grad(set_to_none=True)
-            own = float(tally.sums.get("loss", torch.zeros(())))
-            loss = sum(self.processes.all_gather(own))
-            name, value = ("gradient", norm) if math.isfinite(loss) else ("loss", loss)
-            raise RunStopped(
-                f"{name}_not_finite",
-                f"the {name} of an update is {value}, which is not finite; the weights stay as "
-                "they were: lower train.lr, or take model.dtype float32.",
-                on_all_processes=True,
-            )
+            raise self._not_finite(norm, sums)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.on_policy = False
@@ -158,11 +96,16 @@ class Learner:
                 self.average[name].lerp_(parameter.detach(), 1 - self.config.train.ema)
         return norm
 
+    def scale_lr(self, factor: float) -> None:
+        """Sets the learning rate to `factor` times that of the config."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = factor * self.config.train.lr
+
     def checksum(self) -> str:
-        """Of the trained weights.
+        """Checksum of the trained weights.
 
         Raises:
-            RuntimeError: they differ between processes.
+            RuntimeError: the weights differ between processes.
         """
         own = checksum(list(self.policy.parameters.values()))
         sums = self.processes.all_gather(own)
@@ -171,14 +114,15 @@ class Learner:
         if len(set(sums)) > 1:
             raise RuntimeError(
                 "weights differ between processes after an update; give every machine the same "
-                "versions and the same kind of device, and go on with --resume."
+                "versions and the same kind of device, and continue with --resume."
             )
         return f"{own:016x}"
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Weights, average and moments by name, as whole tensors on the CPU, copied one by one.
+    def state_dict(self) -> dict[str, Tensor]:
+        """Weights, average and moments by name, as full tensors on the CPU, copied one by one.
 
-        Sharded ones are gathered, so all processes must ask; the first one gets them.
+        Sharded tensors are gathered, so every process must call it; only the main one gets a
+        result.
         """
         named = self.policy.parameters
         moments = optimizer_moments(self.optimizer, named)
@@ -191,3 +135,109 @@ class Learner:
             if self.processes.is_main:
                 copies[name] = gathered.to("cpu", copy=True).contiguous()
         return copies
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Puts back what `state_dict` gave, on any number of processes, sharded or not."""
+        named = self.policy.parameters
+        load_weights(self.policy, _under("weights/", tensors))
+        load_optimizer_moments(self.optimizer, named, _under("optimizer/", tensors))
+        if average := _under("average/", tensors):
+            self.average = {n: placed_like(value, named[n]) for n, value in average.items()}
+
+    def _replay(
+        self, rollout: Rollout, advantages: Tensor, num_transitions: int, sums: MetricSums
+    ) -> None:
+        """Backward of one micro-batch, step by step: each step's graph is freed by its own."""
+        reference_means = self._reference_means(rollout)
+
+        def on_step(step: Step, now: Transition) -> None:
+            batch = _step_batch(step, now, advantages, reference_means)
+            if self.on_policy:
+                self._check_replay(step, batch)
+            loss, metrics = self._objective(batch)
+            scale = self._scale_of(num_transitions, now.mean)
+            (loss.sum() / num_transitions * scale).backward()
+            sums.add(loss=loss, **metrics)
+
+        self.policy.replay(rollout, on_step)
+
+    def _objective(self, batch: StepBatch) -> StepLoss:
+        objective = self.config.objective
+        return OBJECTIVES[objective.name](batch, **objective.arguments)
+
+    def _reference_means(self, rollout: Rollout) -> ReferenceMeans:
+        means: dict[tuple[int, int], Tensor] = {}
+        if self.config.objective.needs_reference:
+            with reference(self.policy):
+                self.policy.replay(
+                    rollout, lambda step, now: means.update({step.key: now.mean}), gradients=False
+                )
+        return means
+
+    def _check_replay(self, step: Step, batch: StepBatch) -> None:
+        """Before any update of an epoch, every ratio must be 1.
+
+        Raises:
+            ReplayError: it is not, and `guards.replay` is `stop`.
+        """
+        deviation = float((torch.exp(batch.log_prob - batch.old_log_prob) - 1).abs().max())
+        allowed, action = self.config.objective.replay_tolerance, self.config.guards.replay
+        if deviation <= allowed or action == "off":
+            return
+        message = (
+            f"{type(self.policy.pipe).__name__} step {step.index} replays {deviation:.1e} away "
+            f"from its rollout before any update (allowed {allowed:.1e}); an option in "
+            "sampling.call may depend on more than its inputs."
+        )
+        if action == "stop" or math.isnan(deviation):
+            raise ReplayError(message)
+        if not self._warned and self.processes.is_main:
+            print(f"warning: {message}", file=sys.stderr)
+        self._warned = True
+
+    def _scale_of(self, num_transitions: int, mean: Tensor) -> float:
+        """A power of two that keeps gradients of float16 activations in range; 1 for other dtypes.
+
+        The loss is a mean over transitions and latent dimensions, each a tiny share of it. The
+        scale follows from these counts alone, so there is no scaler state to save or to restore.
+        """
+        if not self._loss_scale:
+            half = any(d.dtype == torch.float16 for d in self.policy.denoisers.values())
+            exponent = int(math.log2(num_transitions * mean[0].numel()))
+            self._loss_scale = 2.0**exponent if half else 1.0
+        return self._loss_scale
+
+    def _not_finite(self, norm: float, sums: MetricSums) -> RunStopped:
+        own = float(sums.sums.get("loss", torch.zeros(())))
+        loss = sum(self.processes.all_gather(own))
+        name, value = ("gradient", norm) if math.isfinite(loss) else ("loss", loss)
+        return RunStopped(
+            f"{name}_not_finite",
+            f"the {name} of an update is {value}, which is not finite; the weights stay as "
+            "they were: lower train.lr, or set model.dtype to float32.",
+            on_all_processes=True,
+        )
+
+
+def _step_batch(
+    step: Step, now: Transition, advantages: Tensor, reference_means: ReferenceMeans
+) -> StepBatch:
+    assert step.mean is not None
+    return StepBatch(
+        advantages=advantages,
+        log_prob=log_prob(step.next_latents, now.mean, now.std),
+        old_log_prob=log_prob(step.next_latents, step.mean, step.std),
+        latents=step.latents,
+        next_latents=step.next_latents,
+        mean=now.mean,
+        old_mean=step.mean,
+        reference_mean=reference_means.get(step.key),
+        std=now.std,
+        velocity=now.velocity,
+        sigma=step.position.sigma,
+        sigma_next=step.position.sigma_next,
+    )
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

@@ -13,28 +13,37 @@ from flowgrpo.core.seeds import normal
 from flowgrpo.data.plan import Group, Plan
 from flowgrpo.data.samples import Sample, frames_of
 from flowgrpo.policy.policy import Policy, Rollout
-from flowgrpo.reporting.sheets import SHEET_ROWS
+from flowgrpo.policy.tape import Tape
 from flowgrpo.scoring.reward import Reward
 from flowgrpo.scoring.scorer import Scorer
 
 
 @dataclass(kw_only=True)
 class RolloutGroup:
-    """One group after sampling: rollouts in order, and rewards (K,) float64 by name."""
+    """The K samples of one group: rollouts in order, and rewards (K,) float64 by name."""
 
     group: Group
     rollouts: list[Rollout]
     rewards: dict[str, Tensor]
-    flat: int
-    """Number of samples that are of one colour throughout."""
+    num_flat: int
+    """Samples whose every pixel has the same colour."""
+
+    @property
+    def samples(self) -> list[Sample]:
+        return [sample for rollout in self.rollouts for sample in rollout.samples]
+
+    def drop_samples(self) -> None:
+        """Frees the images or videos, which fill memory once they are scored."""
+        for rollout in self.rollouts:
+            rollout.samples.clear()
 
     def to_message(self) -> dict[str, Any]:
-        """What other processes need to know, as JSON."""
+        """What the other processes need to know, as JSON."""
         steps = [step for rollout in self.rollouts for step in rollout.tape.window_steps]
         norms = torch.cat([s.velocity_rms for s in steps if s.velocity_rms is not None])
         return {
             "rewards": {name: values.tolist() for name, values in self.rewards.items()},
-            "flat": self.flat,
+            "num_flat": self.num_flat,
             "velocity_rms": float(norms.double().mean()),
         }
 
@@ -47,11 +56,11 @@ def sample_groups(
     clock: Clock | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> list[RolloutGroup]:
-    """Rolls out every group; scoring overlaps with sampling where a reward allows it.
+    """Rolls out every group; scoring overlaps with sampling for rewards that allow it.
 
     Args:
-        stopping: asked before each micro-batch and at the end; where it says so, groups are
-            missing.
+        should_stop: checked before each micro-batch and at the end; if it returns True, sampling
+            stops and the result is empty.
     """
     clock = clock or Clock()
     pending, keep_on_cpu = [], plan.config.sampling.tape_on_cpu
@@ -64,8 +73,7 @@ def sample_groups(
                 rollout = roll_out(policy, plan, group, samples)
                 rollouts.append(rollout.to("cpu") if keep_on_cpu else rollout)
                 with clock("scoring"):
-                    rows = [group.row] * len(samples)
-                    futures.append(scorer.submit(rollout.samples, rows))
+                    futures.append(scorer.submit(rollout.samples, [group.row] * len(samples)))
             pending.append((group, rollouts, futures))
         with clock("scoring"):
             sampled = [
@@ -73,15 +81,11 @@ def sample_groups(
                     group=group,
                     rollouts=rollouts,
                     rewards={reward.name: _joined(futures, reward.name) for reward in rewards},
-                    flat=sum(_is_flat(s) for rollout in rollouts for s in rollout.samples),
+                    num_flat=sum(_is_flat(s) for rollout in rollouts for s in rollout.samples),
                 )
                 for group, rollouts, futures in pending
             ]
-    if should_stop():
-        return []
-    for rollout in (r for s in sampled[SHEET_ROWS:] for r in s.rollouts):
-        rollout.samples.clear()  # scored, and not drawn; the frames of videos fill memory
-    return sampled
+    return [] if should_stop() else sampled
 
 
 def roll_out(policy: Policy, plan: Plan, group: Group, samples: range) -> Rollout:
@@ -92,25 +96,10 @@ def roll_out(policy: Policy, plan: Plan, group: Group, samples: range) -> Rollou
         keys = [group.noise_key(sample, step, stream) for sample in samples]
         return torch.stack([normal(shape[1:], config.seed, *key) for key in keys])
 
-    return policy.rollout(
-        group.row,
-        [group.seeds[sample] for sample in samples],
-        config.sampling_call,
-        sde=config.sampling.sde,
-        noise_level=config.sampling.noise_level,
-        window=group.window,
-        noise=noise,
-    )
-
-
-def samples_for_a_sheet(
-    drawn: Sequence[tuple[RolloutGroup, Tensor]],
-) -> list[tuple[str, list, list[float]]]:
-    """(prompt, samples, total rewards) of groups with their totals (K,): those that are drawn."""
-    return [
-        (s.group.row.prompt, [sample for r in s.rollouts for sample in r.samples], total.tolist())
-        for s, total in drawn[:SHEET_ROWS]
-    ]
+    sampling = config.sampling
+    tape = Tape(sde=sampling.sde, noise_level=sampling.noise_level, window=group.window)
+    seeds = [group.seeds[sample] for sample in samples]
+    return policy.rollout(group.row, seeds, config.sampling_call, tape, noise)
 
 
 def _joined(futures: Sequence[dict[str, Future[Tensor]]], name: str) -> Tensor:

@@ -8,48 +8,37 @@ from typing import Any
 from torch import Tensor
 
 from flowgrpo.core.clock import Clock
-from flowgrpo.core.config import GRPOConfig, frame_rate
+from flowgrpo.core.config import frame_rate
 from flowgrpo.core.config_changes import changes, check_resumable
 from flowgrpo.core.config_file import plain
-from flowgrpo.core.errors import LOST, Interrupted, RunStopped
+from flowgrpo.core.errors import FlowgrpoError, Interrupted, ProcessLost, RunStopped
 from flowgrpo.core.files import epoch_folders, epoch_of
 from flowgrpo.distributed.processes import Processes
-from flowgrpo.preflight.inputs import Inputs
+from flowgrpo.policy.weights import inference_weights
+from flowgrpo.reporting.sheets import draw_rollouts
 from flowgrpo.runs import checkpoint
-from flowgrpo.runs.folder import RunFolder
 from flowgrpo.runs.provenance import differences, record_start
 from flowgrpo.runs.state import TrainerState
 from flowgrpo.runs.trackers import Trackers
 from flowgrpo.training.guards import findings
 from flowgrpo.training.interrupts import InterruptRequest
 from flowgrpo.training.learner import Learner
-from flowgrpo.training.rollouts import RolloutGroup, samples_for_a_sheet
+from flowgrpo.training.rollouts import RolloutGroup
+from flowgrpo.training.setup import Setup
 
 
 class Run:
-    """What has been done, where it is kept, and whether to go on. The first process writes.
+    """What has been done, where it is kept, and whether to continue. The main process writes."""
 
-    Args:
-        objects: arguments from Python that no config holds (`provenance.objects_among`).
-    """
-
-    def __init__(
-        self,
-        config: GRPOConfig,
-        inputs: Inputs,
-        folder: RunFolder,
-        learner: Learner,
-        processes: Processes,
-        objects: Sequence[str],
-    ):
-        self.config, self.inputs, self.folder = config, inputs, folder
-        self.learner, self.processes, self.objects = learner, processes, objects
+    def __init__(self, setup: Setup, learner: Learner, processes: Processes):
+        self.setup, self.learner, self.processes = setup, learner, processes
+        self.config, self.inputs, self.folder = setup.config, setup.inputs, setup.folder
         self.state = TrainerState()
         self.history: list[dict[str, Any]] = []
         """Lines of metrics.jsonl so far."""
         self.clock = Clock()
         self.request = InterruptRequest()
-        self.trackers = Trackers(config, folder.path, main=False)
+        self.trackers = Trackers(self.config, self.folder.path, main=False)
         self._saved = 0
         """Epoch of the newest checkpoint."""
 
@@ -68,9 +57,10 @@ class Run:
             watchdog = self.processes.watchdog
             if watchdog is not None:
                 watchdog.disarm()  # this process ends by itself, whatever the others say
-            reason = getattr(error, "reason", type(error).__name__)
+            expected = error if isinstance(error, FlowgrpoError) else None
+            reason = expected.reason if expected else type(error).__name__
             self._note(reason, str(error) or reason)
-            if watchdog is not None and not getattr(error, "on_all_processes", False):
+            if watchdog is not None and not (expected and expected.on_all_processes):
                 watchdog.report_failure(reason, str(error))
             raise
         finally:
@@ -90,7 +80,7 @@ class Run:
                 self.inputs.scored,
                 epoch=epoch,
                 processes=self.processes.world_size,
-                objects=self.objects,
+                objects=self.setup.unrecorded,
             )
             self.trackers = Trackers(self.config, self.folder.path, epoch=epoch)
         self.history = self.processes.broadcast(self.folder.metrics())
@@ -102,22 +92,33 @@ class Run:
                 file=sys.stderr,
             )
 
-    def log(self, line: dict[str, Any]) -> None:
-        """Keeps the line of an epoch.
+    def log(self, metrics: Mapping[str, Any]) -> None:
+        """Writes the metrics of the epoch that has just ended, with the counts of the run.
 
         Raises:
             Stopped: a guard finds something wrong in it.
         """
+        state = self.state
+        line = {
+            "epoch": state.epoch,
+            **metrics,
+            **({"rollbacks": state.rollbacks} if state.rollbacks else {}),
+            "seconds": self.clock.lap(),
+            "images": state.images,
+            **state.denoiser_calls,
+        }
         self.history.append(line)
         if self.processes.is_main:
             self.folder.log(line)
-            self.trackers.log(line, line["epoch"])
+            self.trackers.log(line, state.epoch)
         for finding in findings(self.history, self.config.guards):
             if finding.action == "stop":
                 # What a line measures comes from the weights that sampled, or moved from there.
-                before = line["epoch"] - 1
                 raise RunStopped(
-                    finding.reason, finding.message, on_all_processes=True, blamed_epoch=before
+                    finding.reason,
+                    finding.message,
+                    on_all_processes=True,
+                    blamed_epoch=state.epoch - 1,
                 )
             if self.processes.is_main:
                 print(f"warning: {finding.message}", file=sys.stderr)
@@ -130,16 +131,25 @@ class Run:
         }
         self.trackers.log({"evaluation": means}, self.state.epoch)
 
+    def save_if_due(self, drawn: Sequence[tuple[RolloutGroup, Tensor]]) -> None:
+        """As `save`, every `checkpoint_every` epochs and after the last one."""
+        epoch, config = self.state.epoch, self.config
+        if epoch % config.checkpoint_every == 0 or epoch == config.train.epochs:
+            with self.clock("saving"):
+                self.save(drawn)
+
     def save(self, drawn: Sequence[tuple[RolloutGroup, Tensor]] = ()) -> None:
-        """A checkpoint of now, with a sheet of the samples that `drawn` has with their totals."""
-        config, epoch = self.config, self.state.epoch
-        if drawn and self.processes.is_main:
-            rate = frame_rate(config, config.sampling.call)
-            path = self.folder.save_samples(epoch, samples_for_a_sheet(drawn), rate)
-            self.trackers.log_picture("samples", path, epoch)
+        """Saves a checkpoint and, if `drawn` is given, a contact sheet of those groups with their
+        total rewards (K,)."""
+        config, policy, write = self.config, self.learner.policy, self.processes.is_main
+        if drawn and write:
+            self._draw(drawn)
         self.state.seconds = self.clock.total
-        checkpoint.save(self.folder.checkpoints, self.learner, self.state, config, self.processes)
-        self._saved = epoch
+        tensors = self.learner.state_dict()
+        folder = self.folder.checkpoints
+        with inference_weights(policy, self.learner.average):
+            checkpoint.save(folder, policy, tensors, self.state, config, write=write)
+        self._saved = self.state.epoch
         self.rotate()
 
     def rotate(self) -> None:
@@ -195,7 +205,8 @@ class Run:
         for key, how in changes(then, now).items():
             if self.processes.is_main:
                 print(f"{key} {how}, which a resumed run may change.", file=sys.stderr)
-        self.state = checkpoint.load(self.folder.checkpoints / name, manifest, self.learner)
+        tensors, self.state = checkpoint.load(self.folder.checkpoints / name, manifest)
+        self.learner.load_state_dict(tensors)
         self.learner.scale_lr(self.config.guards.rollback_lr**self.state.rollbacks)
         self._saved = self.state.epoch
         return True
@@ -222,9 +233,16 @@ class Run:
         self.save()  # a resume shall remember it
         return True
 
+    def _draw(self, drawn: Sequence[tuple[RolloutGroup, Tensor]]) -> None:
+        """A contact sheet of the samples of an epoch, as they were scored."""
+        path = self.folder.samples(self.state.epoch)
+        groups = [(g.group.row.prompt, g.samples, total.tolist()) for g, total in drawn]
+        draw_rollouts(path, groups, frame_rate(self.config, self.config.sampling.call))
+        self.trackers.log_picture("samples", path, self.state.epoch)
+
     def _note(self, reason: str, message: str) -> None:
         """Writes why the run ended early; where the first process is what is gone, another does."""
-        writer = 1 if reason == LOST and message.startswith("process 0 ") else 0
+        writer = 1 if reason == ProcessLost.reason and message.startswith("process 0 ") else 0
         if self.processes.rank == writer:
             found = epoch_folders(self.folder.checkpoints)
             newest = found[-1].name if found else None

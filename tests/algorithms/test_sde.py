@@ -21,7 +21,7 @@ from flowgrpo.algorithms.sde import (
     ode,
 )
 
-STOCHASTIC = ["flow_sde", "dance_sde", "cps"]
+STOCHASTIC = ["flow_sde", "dance_sde", "cps", "exact_sde", "ddim"]
 
 
 def inputs(seed=0, shape=(2, 3, 4)):
@@ -41,13 +41,13 @@ sigma_pairs = st.tuples(st.floats(0.02, 0.98), st.floats(0.05, 0.95)).map(
 )
 
 
-@pytest.mark.parametrize("kind", STOCHASTIC)
+@pytest.mark.parametrize("sde", STOCHASTIC)
 @given(sigmas=sigma_pairs)
 @settings(max_examples=30, deadline=None)
-def test_noise_level_zero_is_the_ode(kind, sigmas):
+def test_noise_level_zero_is_the_ode(sde, sigmas):
     x, v = inputs()
-    mean, std = SDE_STEPS[kind](x, v, *sigmas, 0.9, 0.0)
-    expected = ode(x, v, *sigmas, 0.9, 0.0).mean
+    mean, std = SDE_STEPS[sde](x, v, *sigmas, 0.0)
+    expected = ode(x, v, *sigmas, 0.0).mean
     assert std == 0
     assert torch.allclose(mean, expected, atol=1e-6)
 
@@ -57,7 +57,7 @@ def test_noise_level_zero_is_the_ode(kind, sigmas):
 def test_flow_sde_is_the_euler_maruyama_step_of_its_sde(sigmas, noise_level):
     """dx = (v + g^2/(2s) (x + (1-s) v)) dt + g dw in reverse time, re-derived in float64."""
     (s, n), (x, v) = sigmas, inputs()
-    mean, std = flow_sde(x, v, s, n, 0.9, noise_level)
+    mean, std = flow_sde(x, v, s, n, noise_level)
     g = noise_level * math.sqrt(s / (1 - s))
     x64, v64 = x.double(), v.double()
     score = -(x64 + (1 - s) * v64) / s
@@ -70,7 +70,7 @@ def test_flow_sde_is_the_euler_maruyama_step_of_its_sde(sigmas, noise_level):
 @settings(max_examples=50, deadline=None)
 def test_dance_sde_is_the_euler_maruyama_step_of_its_sde(sigmas, noise_level):
     (s, n), (x, v) = sigmas, inputs()
-    mean, std = dance_sde(x, v, s, n, 0.9, noise_level)
+    mean, std = dance_sde(x, v, s, n, noise_level)
     x64, v64 = x.double(), v.double()
     epsilon = x64 + (1 - s) * v64
     expected = x64 + (v64 + noise_level**2 / 2 * epsilon / s) * (n - s)
@@ -85,14 +85,14 @@ def test_cps_keeps_the_total_noise_at_the_next_sigma(sigmas, noise_level):
     s, n = sigmas
     x0, eps = torch.tensor([0.7]), torch.tensor([1.3])
     x, v = (1 - s) * x0 + s * eps, eps - x0
-    mean, std = cps(x, v, s, n, 0.9, noise_level)
+    mean, std = cps(x, v, s, n, noise_level)
     kept = ((mean - (1 - n) * x0) / eps).item()
     assert kept**2 + std**2 == pytest.approx(n**2, rel=1e-3, abs=1e-6)
 
 
-@pytest.mark.parametrize("kind", STOCHASTIC)
+@pytest.mark.parametrize("sde", STOCHASTIC)
 @pytest.mark.parametrize("steps", [5, 10, 40])
-def test_a_solver_that_starts_just_below_one_has_bounded_stds(kind, steps):
+def test_a_solver_that_starts_just_below_one_has_bounded_stds(sde, steps):
     scheduler = UniPCMultistepScheduler(
         prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
     )
@@ -101,11 +101,11 @@ def test_a_solver_that_starts_just_below_one_has_bounded_stds(kind, steps):
     assert sigmas[0] < 1
     x, v = inputs()
     for s, n in pairwise(sigmas[:-1]):
-        assert 0 < SDE_STEPS[kind](x, v, s, n, sigmas[1], 0.7).std < 2
+        assert 0 < SDE_STEPS[sde](x, v, s, n, 0.7).std < 2
 
 
-@pytest.mark.parametrize("kind", ["flow_sde", "dance_sde"])
-def test_many_small_steps_reach_the_data_distribution(kind):
+@pytest.mark.parametrize("sde", ["flow_sde", "dance_sde"])
+def test_many_small_steps_reach_the_data_distribution(sde):
     """x0 ~ N(1, 0.5^2), for which the velocity is known; 400 steps must land on that Gaussian."""
     generator = torch.Generator().manual_seed(0)
     mu, spread = 1.0, 0.5
@@ -116,28 +116,28 @@ def test_many_small_steps_reach_the_data_distribution(kind):
         residual = (x - (1 - s) * mu) / variance
         denoised = mu + (1 - s) * spread**2 * residual
         noise = s * residual
-        kernel = ode if n == 0 else SDE_STEPS[kind]
-        mean, std = kernel(x, noise - denoised, s, n, sigmas[1], 0.7)
+        kernel = ode if n == 0 else SDE_STEPS[sde]
+        mean, std = kernel(x, noise - denoised, s, n, 0.7)
         x = mean + std * torch.randn(x.shape, generator=generator)
     assert x.mean().item() == pytest.approx(mu, abs=0.03)
     assert x.std().item() == pytest.approx(spread, abs=0.03)
 
 
-@pytest.mark.parametrize("kind", STOCHASTIC)
+@pytest.mark.parametrize("sde", STOCHASTIC)
 @pytest.mark.parametrize("shift", [1.0, 3.0, 7.0])
 @pytest.mark.parametrize("steps", [2, 6, 28])
-def test_every_stochastic_step_has_a_finite_positive_std(kind, shift, steps):
+def test_every_stochastic_step_has_a_finite_positive_std(sde, shift, steps):
     sigmas = schedule(steps, shift)
     x, v = inputs()
     for s, n in pairwise(sigmas[:-1]):
-        mean, std = SDE_STEPS[kind](x, v, s, n, sigmas[1], 0.7)
+        mean, std = SDE_STEPS[sde](x, v, s, n, 0.7)
         assert 0 < std < 2
         assert mean.isfinite().all()
 
 
 def test_sigma_one_uses_the_second_sigma_of_the_schedule():
     x, v = inputs()
-    _, std = flow_sde(x, v, 1.0, 0.9, 0.9, 0.7)
+    _, std = flow_sde(x, v, 1.0, 0.9, 0.7)
     assert std == pytest.approx(0.7 * math.sqrt(1 / (1 - 0.9)) * math.sqrt(0.1))
 
 
@@ -153,9 +153,9 @@ def test_kl_is_torchs_averaged_over_dimensions():
     assert torch.allclose(kl_divergence(a, b, 0.3).double(), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", STOCHASTIC)
-def test_the_mean_moves_with_the_velocity_against_its_sign(kind):
+@pytest.mark.parametrize("sde", STOCHASTIC)
+def test_the_mean_moves_with_the_velocity_against_its_sign(sde):
     """A larger velocity points to noise, so denoising ends further from it: d mean / dv < 0."""
     x, v = inputs()
-    before = SDE_STEPS[kind](x, v, 0.6, 0.5, 0.9, 0.5).mean
-    assert (SDE_STEPS[kind](x, v + 1, 0.6, 0.5, 0.9, 0.5).mean < before).all()
+    before = SDE_STEPS[sde](x, v, 0.6, 0.5, 0.5).mean
+    assert (SDE_STEPS[sde](x, v + 1, 0.6, 0.5, 0.5).mean < before).all()

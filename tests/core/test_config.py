@@ -48,9 +48,12 @@ def test_every_config_of_the_project_loads_and_survives_a_round_trip(path, tmp_p
         ({"sampling": {"sde": "cps", "noise_level": 1.5}}, "at most 1 for cps"),
         ({"sampling": {"call": {"generator": 1}}}, "sampling.call.generator is set"),
         ({"train": {"lr": "fast"}}, "train.lr is 'fast', but must be"),
-        ({"train": {"clip_range": 0}}, "train.clip_range is"),
+        ({"objective": {"clip_range": 0}}, "objective.clip_range is"),
         ({"sampling": {"groups_per_epoch": 10}, "train": {"updates_per_epoch": 4}}, "use 8 or 12"),
-        ({"train": {"updates_per_epoch": 3, "passes": 2}}, "must be a multiple of the 2 passes"),
+        (
+            {"train": {"updates_per_epoch": 3, "inner_epochs": 2}},
+            "must be a multiple of the 2 inner epochs",
+        ),
         ({"reward": "ocr", "rewards": ["clip"]}, "reward and rewards are both set"),
     ],
 )
@@ -70,10 +73,10 @@ def test_the_choices_of_a_config_are_those_of_the_code():
 
 def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path):
     path = tmp_path / "config.yaml"
-    path.write_text("train: {lr: 1e-4, clip_range: 1e-5}")
+    path.write_text("train: {lr: 1e-4}\nobjective: {clip_range: 1e-5}")
     config = load_config(path, ["train.max_grad_norm=1e-3"])
     assert config.train.lr == 1e-4
-    assert config.train.clip_range == (1e-5, 1e-5)
+    assert config.objective.clip_range == (1e-5, 1e-5)
     assert config.train.max_grad_norm == 1e-3
 
 
@@ -171,8 +174,11 @@ def test_shared_noise_gives_a_group_one_start_and_many_ways():
 
 
 def test_shares_cover_every_group_once_a_pass():
-    settings = {"sampling": {"groups_per_epoch": 8}, "train": {"updates_per_epoch": 4, "passes": 2}}
-    assert plan(**settings).shares() == [range(0, 4), range(4, 8)] * 2
+    settings = {
+        "sampling": {"groups_per_epoch": 8},
+        "train": {"updates_per_epoch": 4, "inner_epochs": 2},
+    }
+    assert plan(**settings).update_batches() == [range(0, 4), range(4, 8)] * 2
 
 
 def test_micro_batches_cover_a_group_with_a_smaller_last_one():

@@ -6,21 +6,26 @@ from families import FAMILIES, built
 
 from flowgrpo import ConfigError
 from flowgrpo.data.prompts import Row
-from flowgrpo.pipelines.batching import find_batching
-from flowgrpo.pipelines.call import generate
+from flowgrpo.pipelines.batching import Batchings
+from flowgrpo.pipelines.call import Batching, generate
 from flowgrpo.pipelines.call_checks import call_warnings, check_frames
 from flowgrpo.policy.policy import Policy
+from flowgrpo.policy.tape import Tape
 
 ROW = Row(prompt="a red cube", source="test")
 
 
 def latents(name, seeds, pipe=None, **call):
     call = {**FAMILIES[name].call, **call, "num_inference_steps": 2, "output_type": "latent"}
-    return torch.stack(generate(pipe or built(name), ROW, seeds, call))
+    return stacked(pipe or built(name), ROW, seeds, call)
+
+
+def stacked(pipe, row, seeds, call):
+    return torch.stack(generate(pipe, row, seeds, call, Batchings(pipe).of(row, call)))
 
 
 @pytest.mark.parametrize(
-    ("name", "counted", "media_repeated", "single"),
+    ("name", "by_count", "repeats_media", "one_per_call"),
     [
         ("sd3", True, False, False),
         ("cogvideox", False, False, False),
@@ -29,12 +34,15 @@ def latents(name, seeds, pipe=None, **call):
         ("wan-vace", False, False, True),
     ],
 )
-def test_each_sample_of_a_call_has_the_noise_of_its_own_seed(name, counted, media_repeated, single):
+def test_each_sample_of_a_call_has_the_noise_of_its_own_seed(
+    name, by_count, repeats_media, one_per_call
+):
     """Whatever the pipeline needs for it: the second sample of (1, 2) is the first of (2, 1)."""
     pipe = built(name)
     call = {**FAMILIES[name].call, "num_inference_steps": 2}
-    style = find_batching(pipe, ROW, call)
-    assert (style.counted, style.media_repeated, style.single) == (counted, media_repeated, single)
+    assert Batchings(pipe).of(ROW, call) == Batching(
+        by_count=by_count, repeats_media=repeats_media, one_per_call=one_per_call
+    )
     there, back = latents(name, (1, 2), pipe), latents(name, (2, 1), pipe)
     assert torch.allclose(there, back.flip(0), atol=1e-4)
     assert not torch.allclose(there[0], there[1], atol=1e-2)
@@ -56,9 +64,9 @@ def test_finding_the_way_to_call_leaves_no_trace_on_the_tape():
     def noise(step, stream, shape):
         return torch.zeros(shape)
 
-    arguments = {"sde": "cps", "noise_level": 0.5, "window": range(1, 3), "noise": noise}
+    tape = Tape(sde="cps", noise_level=0.5, window=range(1, 3))
     call = {**FAMILIES["sd3"].call, "num_inference_steps": 4}
-    taken = policy.rollout(ROW, [1, 2, 3], call, **arguments)
+    taken = policy.rollout(ROW, [1, 2, 3], call, tape, noise)
     assert [len(outputs) for outputs in taken.tape.outputs.values()] == [1, 1, 1, 1]
     policy.replay(taken, lambda step, now: None)
 
@@ -67,18 +75,18 @@ def test_prompts_are_encoded_once_also_with_mappings_among_the_options():
     policy = Policy(built("hunyuan"))
     call = {**FAMILIES["hunyuan"].call, "num_inference_steps": 2, "output_type": "latent"}
     policy.generate(ROW, (1, 2), call)
-    assert policy.prompt_cache
-    kept = len(policy.prompt_cache)
+    kept = len(policy.prompt_cache.entries)
+    assert kept
     policy.generate(ROW, (3, 4), call)
-    assert len(policy.prompt_cache) == kept
+    assert len(policy.prompt_cache.entries) == kept
 
 
 def test_a_pipeline_of_one_sample_a_call_wants_micro_batches_of_one():
     policy = Policy(built("wan-vace"))
     call = {**FAMILIES["wan-vace"].call, "num_inference_steps": 3}
-    arguments = {"sde": "cps", "noise_level": 0.5, "window": range(1), "noise": None}
+    tape = Tape(sde="cps", noise_level=0.5, window=range(1))
     with pytest.raises(ConfigError, match=r"set sampling\.micro_batch_size to 1"):
-        policy.rollout(ROW, [1, 2], call, **arguments)
+        policy.rollout(ROW, [1, 2], call, tape, None)
 
 
 def test_columns_of_a_row_reach_the_pipeline():
@@ -87,10 +95,10 @@ def test_columns_of_a_row_reach_the_pipeline():
     row = Row(prompt="a cat", columns={"negative_prompt": "a dog", "target": 3}, source="test")
     plain = Row(prompt="a cat", source="test")
     pipe = built("sd3")
-    with_column = torch.stack(generate(pipe, row, (1, 2), call))
-    as_argument = torch.stack(generate(pipe, plain, (1, 2), {**call, "negative_prompt": "a dog"}))
+    with_column = stacked(pipe, row, (1, 2), call)
+    as_argument = stacked(pipe, plain, (1, 2), {**call, "negative_prompt": "a dog"})
     assert torch.equal(with_column, as_argument)
-    assert not torch.equal(with_column, torch.stack(generate(pipe, plain, (1, 2), call)))
+    assert not torch.equal(with_column, stacked(pipe, plain, (1, 2), call))
 
 
 def test_draws_without_a_generator_follow_from_the_seeds_and_leave_the_callers_state_alone():
@@ -108,7 +116,7 @@ def test_draws_without_a_generator_follow_from_the_seeds_and_leave_the_callers_s
 def sample(name, **call):
     pipe = built(name)
     call = {**FAMILIES[name].call, "num_inference_steps": 2, **call}
-    return pipe, call, generate(pipe, ROW, (1,), call)[0]
+    return pipe, call, generate(pipe, ROW, (1,), call, Batchings(pipe).of(ROW, call))[0]
 
 
 def test_a_distilled_model_at_many_steps_is_warned_of():

@@ -25,13 +25,8 @@ from diffusers import (
 )
 
 from flowgrpo.algorithms.sde import SDE_STEPS
-from flowgrpo.pipelines.scheduler import (
-    check_scheduler,
-    check_stochastic,
-    flow_coordinates,
-    position_of,
-    second_sigma,
-)
+from flowgrpo.pipelines.scheduler import flow_coordinates, position_of
+from flowgrpo.pipelines.scheduler_checks import check_scheduler, check_stochastic
 from flowgrpo.policy.record import record
 from flowgrpo.policy.tape import Tape
 
@@ -134,7 +129,7 @@ def test_the_ode_kernel_takes_the_schedulers_own_step(name):
         at = position_of(scheduler, t)
         assert 0 <= at.sigma_next < at.sigma <= 1
         flow, velocity = flow_coordinates(scheduler, output, x, at)
-        mean = SDE_STEPS["ode"](flow, velocity, at.sigma, at.sigma_next, 0.5, 0.0).mean
+        mean = SDE_STEPS["ode"](flow, velocity, at.sigma, at.sigma_next, 0.0).mean
         worst.append((mean * at.scale_next - result[0]).abs().max() / result[0].abs().max())
         return result
 
@@ -164,7 +159,7 @@ def test_ddim_has_its_own_std_and_mean():
     at = position_of(scheduler, t)
     flow, velocity = flow_coordinates(scheduler, output, x, at)
     for eta in (0.3, 1.0):
-        mean, std = SDE_STEPS["ddim"](flow, velocity, at.sigma, at.sigma_next, 0.5, eta)
+        mean, std = SDE_STEPS["ddim"](flow, velocity, at.sigma, at.sigma_next, eta)
         ours = (mean + std * noise) * at.scale_next
         theirs = scheduler.step(output, t, x, eta=eta, variance_noise=noise).prev_sample
         assert torch.allclose(ours, theirs, atol=1e-5)
@@ -187,8 +182,7 @@ def test_inverted_sigmas_give_the_same_sampler():
         scheduler.step(sign * output, scheduler.timesteps[0], x)
         at = position_of(scheduler, scheduler.timesteps[0])
         flow, velocity = flow_coordinates(scheduler, sign * output, x, at)
-        second = second_sigma(scheduler)
-        results.append(SDE_STEPS["flow_sde"](flow, velocity, at.sigma, at.sigma_next, second, 0.7))
+        results.append(SDE_STEPS["flow_sde"](flow, velocity, at.sigma, at.sigma_next, 0.7))
     assert torch.allclose(results[0].mean, results[1].mean, atol=1e-6)
     assert results[0].std == pytest.approx(results[1].std)
 

@@ -9,6 +9,7 @@ from flowgrpo.core.seeds import normal
 from flowgrpo.core.train_config import TrainConfig
 from flowgrpo.data.prompts import Row
 from flowgrpo.policy.policy import Policy
+from flowgrpo.policy.tape import Tape
 
 ROW = Row(prompt="a red cube", source="test")
 SEEDS = [1, 2]
@@ -19,7 +20,8 @@ def rollout(policy, name, steps=4, window=range(3), **call):
         return torch.stack([normal(shape[1:], seed, step, stream) for seed in SEEDS])
 
     call = {**FAMILIES[name].call, **call, "num_inference_steps": steps, "output_type": "latent"}
-    return policy.rollout(ROW, SEEDS, call, sde="cps", noise_level=0.7, window=window, noise=noise)
+    tape = Tape(sde="cps", noise_level=0.7, window=window)
+    return policy.rollout(ROW, SEEDS, call, tape, noise)
 
 
 def test_audio_and_video_are_one_log_prob_over_all_their_dimensions():
@@ -46,9 +48,8 @@ def test_audio_and_video_are_one_log_prob_over_all_their_dimensions():
 
 def test_streams_of_their_own_noise_are_joined_in_units_of_the_first():
     """Another std for the audio moves the log-prob by a constant, so that no ratio changes."""
-    from flowgrpo.algorithms.sde import Gaussian
     from flowgrpo.policy.replay import _joined
-    from flowgrpo.policy.tape import Step
+    from flowgrpo.policy.tape import Step, Transition
 
     torch.manual_seed(0)
     x, y, mean_x, mean_y, new_x, new_y = torch.randn(6, 2, 8).unbind()
@@ -66,7 +67,9 @@ def test_streams_of_their_own_noise_are_joined_in_units_of_the_first():
 
     streams = [(step(x, mean_x, 0.5), 0.5), (step(y, mean_y, 2.0), 2.0)]
     news = [new_x, new_y]
-    joint, now = _joined([(s, Gaussian(m, std)) for (s, std), m in zip(streams, news, strict=True)])
+    joint, now = _joined(
+        [(s, Transition(m, std, m)) for (s, std), m in zip(streams, news, strict=True)]
+    )
     ratio = log_prob(joint.next_latents, now.mean, now.std) - log_prob(
         joint.next_latents, joint.mean, joint.std
     )

@@ -15,6 +15,7 @@ from flowgrpo.core.train_config import TrainConfig
 from flowgrpo.data.prompts import Row
 from flowgrpo.pipelines.seams import patched
 from flowgrpo.policy.policy import Policy
+from flowgrpo.policy.tape import Tape
 
 DTYPES = [torch.float32, torch.bfloat16]
 GUIDANCE = [1.0, 1.5, 4.5]
@@ -32,9 +33,8 @@ def step_noise(seeds=SEEDS):
 
 def roll(policy, *, window=range(1, 4), noise_level=0.7, sde="flow_sde", output="pil", **call):
     call = {**SHORT, "num_inference_steps": 5, "output_type": output, **call}
-    return policy.rollout(
-        ROW, SEEDS, call, sde=sde, noise_level=noise_level, window=window, noise=step_noise()
-    )
+    tape = Tape(sde=sde, noise_level=noise_level, window=window)
+    return policy.rollout(ROW, SEEDS, call, tape, step_noise())
 
 
 def stock_latents(pipe, steps=5, **call):

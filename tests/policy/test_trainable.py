@@ -68,7 +68,7 @@ def gradients(policy, taken):
 
 
 def test_all_weights_can_be_trained_and_load_in_plain_diffusers(tmp_path):
-    trainer = run(tmp_path / "run", lora=None, kl_weight=0.1)
+    trainer = run(tmp_path / "run", lora=None)
     pipe = built("sd3")
     base = latents(pipe)
     cls = type(pipe.transformer)
@@ -102,7 +102,7 @@ def test_a_run_can_go_on_from_a_lora_which_is_then_the_reference(tmp_path):
     first = run(tmp_path / "first", lora=small)
     start = {name: p.detach().clone() for name, p in first.policy.parameters.items()}
     lora = str(tmp_path / "first" / "lora")
-    second = run(tmp_path / "second", lora={**small, "start": lora}, kl_weight=0.1)
+    second = run(tmp_path / "second", lora={**small, "start": lora})
     moved = second.policy.parameters
     assert any(not torch.equal(start[name], moved[name]) for name in start)
     pipe = built("sd3")

@@ -19,12 +19,17 @@ from flowgrpo.preflight.memory import Size, estimate_memory, in_units, size_of
 CASES = {
     "sd3": {
         "sampling": {"group_size": 3, "micro_batch_size": 2, "window": 2},
-        "train": {"kl_weight": 0.1, "passes": 2, "updates_per_epoch": 2},
+        "objective": {"kl_weight": 0.1},
+        "train": {"inner_epochs": 2, "updates_per_epoch": 2},
     },
     "flux": {"sampling": {"window": {"size": 1, "last": 1}}, "train": {"updates_per_epoch": 1}},
     "wan-2.1": {"sampling": {"micro_batch_size": 1, "window": 1}},
-    "sd-1.5": {"sampling": {"sde": "ddim"}, "train": {"kl_weight": 0.1}},
-    "wan-2.2": {"sampling": {"window": 1}, "train": {"passes": 2, "kl_weight": 0.1}},
+    "sd-1.5": {"sampling": {"sde": "ddim"}, "objective": {"kl_weight": 0.1}},
+    "wan-2.2": {
+        "sampling": {"window": 1},
+        "objective": {"kl_weight": 0.1},
+        "train": {"inner_epochs": 2},
+    },
 }
 """Guided where the family can be; together a group that its micro-batches do not divide, KL,
 several passes, windows that start anywhere, and two denoisers."""

@@ -109,7 +109,7 @@ def test_a_tracker_gets_the_settings_once_and_every_line_in_order(diary, tmp_pat
     assert names == ["made", "start", "settings", "log", "log", "log", "finish"]
     settings = entries[2][1]
     assert settings["train.lora.rank"] == 32
-    assert settings["train.clip_range"] == "[0.0001, 0.0001]"
+    assert settings["objective.clip_range"] == "[0.0001, 0.0001]"
     assert entries[4][1] == ({"epoch": 2, "rewards/ocr/mean": 0.5, "images": 8}, 2)
 
 

@@ -26,6 +26,7 @@ from flowgrpo.pipelines.loading import open_pipeline, place_parts
 from flowgrpo.pipelines.lora import WEIGHTS
 from flowgrpo.pipelines.parts import find_denoisers
 from flowgrpo.policy.policy import Policy
+from flowgrpo.policy.tape import Tape
 from flowgrpo.policy.weights import load_weights, reference
 from flowgrpo.scoring.reward import Reward
 from flowgrpo.training.metrics import MetricSums
@@ -51,15 +52,8 @@ def policy_of(pipe):
 
 def sampled(policy, call, row=ROW, count=2):
     call = {**call, "num_inference_steps": 4}
-    return policy.rollout(
-        row,
-        [*range(count)],
-        call,
-        sde="flow_sde",
-        noise_level=0.7,
-        window=range(1, 3),
-        noise=noise,
-    )
+    tape = Tape(sde="flow_sde", noise_level=0.7, window=range(1, 3))
+    return policy.rollout(row, [*range(count)], call, tape, noise)
 
 
 def replayed(policy, rollout):
@@ -387,7 +381,7 @@ def gradient(folder, dtype):
     advantages = torch.linspace(-1, 1, 4, dtype=torch.float64)
     pairs = 2**20  # of an update as large as real ones
     run.learner.accumulate([(sampled, advantages)], pairs, MetricSums())
-    scale = run.learner._scale
+    scale = run.learner._loss_scale
     gradients = [p.grad.flatten() / scale for p in run.policy.parameters.values()]
     return torch.cat(gradients) * pairs, scale
 

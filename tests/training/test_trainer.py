@@ -100,7 +100,7 @@ def test_before_the_first_update_every_ratio_is_exactly_one(tmp_path):
 
 
 def test_after_an_update_ratios_move(tmp_path):
-    trainer(tmp_path / "run", train={"updates_per_epoch": 2, "passes": 2}).train()
+    trainer(tmp_path / "run", train={"updates_per_epoch": 2, "inner_epochs": 2}).train()
     assert all(line["ratio_deviation"] > 0 for line in metrics(tmp_path / "run"))
 
 
@@ -116,7 +116,7 @@ def test_a_step_at_a_small_rate_changes_every_lora_b(tmp_path):
 
 def test_the_base_model_is_untouched_after_three_epochs_with_kl(tmp_path):
     pipe = built("sd3")
-    run = trainer(tmp_path / "run", pipe=pipe, train={"epochs": 3, "kl_weight": 0.1})
+    run = trainer(tmp_path / "run", pipe=pipe, objective={"kl_weight": 0.1}, train={"epochs": 3})
     frozen = hashes(pipe)
     flags = {k: p.requires_grad for k, p in pipe.transformer.named_parameters()}
     run.train()
@@ -125,7 +125,9 @@ def test_the_base_model_is_untouched_after_three_epochs_with_kl(tmp_path):
 
 
 def test_the_reference_is_the_base_model_and_kl_starts_at_zero(tmp_path):
-    run = trainer(tmp_path / "run", train={"epochs": 1, "updates_per_epoch": 1, "kl_weight": 0.1})
+    run = trainer(
+        tmp_path / "run", objective={"kl_weight": 0.1}, train={"epochs": 1, "updates_per_epoch": 1}
+    )
     run.train()
     assert metrics(tmp_path / "run")[0]["kl"] == 0
     call = {**SHORT, "num_inference_steps": 3, "output_type": "latent"}
@@ -140,7 +142,7 @@ def test_the_reference_is_the_base_model_and_kl_starts_at_zero(tmp_path):
 def test_without_kl_weight_no_reference_forward_is_made(tmp_path):
     counts = {}
     for weight in (0.0, 0.1):
-        run = trainer(tmp_path / str(weight), train={"epochs": 1, "kl_weight": weight})
+        run = trainer(tmp_path / str(weight), objective={"kl_weight": weight}, train={"epochs": 1})
         run.train()
         counts[weight] = run.state.denoiser_calls["denoiser_forwards"]
         assert ("kl" in metrics(tmp_path / str(weight))[0]) == (weight > 0)
@@ -168,7 +170,8 @@ def test_training_raises_a_reward_that_can_be_raised(tmp_path):
     run = trainer(
         tmp_path / "run",
         sampling={"group_size": 8, "noise_level": 1.0, "window": "all"},
-        train={"epochs": 12, "lr": 3e-2, "clip_range": 1e-2},
+        objective={"clip_range": 1e-2},
+        train={"epochs": 12, "lr": 3e-2},
         evaluation={"seeds": 4},
     )
     summary = run.train()
@@ -179,7 +182,8 @@ def test_training_raises_a_reward_that_can_be_raised(tmp_path):
 
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     options = {
-        "train": {"epochs": 4, "ema": 0.9, "kl_weight": 0.01},
+        "objective": {"kl_weight": 0.01},
+        "train": {"epochs": 4, "ema": 0.9},
         "sampling": {"window": {"size": 2}},
     }
     straight = trainer(tmp_path / "straight", **options)
@@ -417,7 +421,7 @@ def test_with_kl_tied_groups_are_pulled_back_too(tmp_path):
         sizes = {image.size for image in images}
         return [0.0 if len(images) == 3 else 1.0 for _ in images] if sizes else []
 
-    run = trainer(tmp_path / "run", reward=tied, train={"epochs": 1, "kl_weight": 1.0})
+    run = trainer(tmp_path / "run", reward=tied, objective={"kl_weight": 1.0}, train={"epochs": 1})
     with torch.no_grad():
         for parameter in run.policy.parameters.values():
             parameter.add_(0.05)
@@ -503,7 +507,7 @@ def test_a_pipeline_that_has_an_adapter_is_refused(tmp_path):
 
 
 def test_the_number_of_optimizer_steps_is_the_plans(tmp_path):
-    run = trainer(tmp_path / "run", train={"epochs": 3, "updates_per_epoch": 4, "passes": 2})
+    run = trainer(tmp_path / "run", train={"epochs": 3, "updates_per_epoch": 4, "inner_epochs": 2})
     run.train()
     steps = {int(state["step"]) for state in run.learner.optimizer.state.values()}
     assert steps == {run.plan.optimizer_steps} == {12}
@@ -597,7 +601,7 @@ def test_epochs_leave_no_tensors_behind(tmp_path):
         found = [item for item in gc.get_objects() if isinstance(item, torch.Tensor)]
         return len(found), sum(tensor.numel() for tensor in found)
 
-    run = trainer(tmp_path / "run", train={"epochs": 5, "ema": 0.9, "kl_weight": 0.01})
+    run = trainer(tmp_path / "run", objective={"kl_weight": 0.01}, train={"epochs": 5, "ema": 0.9})
     counts = {}
     run._evaluate_if_due = lambda: counts.update({run.state.epoch: session()})  # after each epoch
     run.train()

@@ -1,48 +1,43 @@
-"""The clipped policy objective, as a pure function of log-probs."""
-
-from typing import NamedTuple
+"""Flow-GRPO's objective: PPO's clipped surrogate per step, and the KL to the reference."""
 
 import torch
 from torch import Tensor
 
-MAX_ADVANTAGE = 5.0
-"""Advantages are clipped to plus or minus this, as in Flow-GRPO's code."""
+from flowgrpo.algorithms.objectives.batch import StepBatch, StepLoss
+from flowgrpo.algorithms.sde import kl_divergence
 
 
-class Loss(NamedTuple):
-    """`values` (B,) to be averaged and minimised; the rest (B,) is for the log."""
-
-    values: Tensor
-    ratio: Tensor
-    clipped_low: Tensor
-    clipped_high: Tensor
-
-
-def clipped(
-    log_prob: Tensor,
-    old_log_prob: Tensor,
-    advantages: Tensor,
+def grpo(
+    batch: StepBatch,
+    *,
     clip_range: tuple[float, float],
-) -> Loss:
-    """PPO's clipped surrogate (arXiv 1707.06347 eq. 7) with separate bounds (arXiv 2503.14476).
+    kl_weight: float,
+    max_advantage: float,
+) -> StepLoss:
+    """max(-A r, -A clip(r)) + kl_weight * KL (arXiv 2505.05470, eq. 5; arXiv 1707.06347, eq. 7).
 
     Args:
-        log_prob, old_log_prob: (B,) of one step under the current and the sampling weights, mean
-            over latent dimensions, so that `clip_range` is in units of the ratio to the power 1/D.
-        advantages: (B,).
-        clip_range: (low, high): the ratio counts between 1 - low and 1 + high.
+        clip_range: (low, high): the ratio r counts between 1 - low and 1 + high, with separate
+            bounds as in DAPO (arXiv 2503.14476). A log-prob is a mean over D latent dimensions, so
+            r is the likelihood ratio to the power 1/D.
+        kl_weight: of the KL to the reference; 0 leaves it out.
+        max_advantage: advantages A are clipped to plus or minus this.
 
     Returns:
-        max(-A r, -A clip(r)), and where the bound was active: low for A < 0, high for A > 0.
+        The loss (B,), and as metrics |r - 1|, where each bound was active (low if A < 0, high if
+        A > 0), and the KL if it has a weight.
     """
     low, high = clip_range
-    advantages = advantages.clamp(-MAX_ADVANTAGE, MAX_ADVANTAGE)
-    ratio = torch.exp(log_prob - old_log_prob)
-    values = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - low, 1 + high))
-    with torch.no_grad():
-        return Loss(
-            values,
-            ratio.detach(),
-            (ratio < 1 - low) & (advantages < 0),
-            (ratio > 1 + high) & (advantages > 0),
-        )
+    advantages = batch.advantages.clamp(-max_advantage, max_advantage)
+    ratio = torch.exp(batch.log_prob - batch.old_log_prob)
+    loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - low, 1 + high))
+    metrics: dict[str, Tensor] = {
+        "ratio_deviation": (ratio.detach() - 1).abs(),
+        "clip_fraction_low": (ratio < 1 - low) & (advantages < 0),
+        "clip_fraction_high": (ratio > 1 + high) & (advantages > 0),
+    }
+    if kl_weight:
+        assert batch.reference_mean is not None
+        metrics["kl"] = kl = kl_divergence(batch.mean, batch.reference_mean, batch.std)
+        loss = loss + kl_weight * kl
+    return StepLoss(loss, metrics)

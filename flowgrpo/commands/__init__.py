@@ -1,0 +1,1 @@
+"""What the command line does, a file per command. They know nothing of typer."""

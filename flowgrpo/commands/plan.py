@@ -1,0 +1,24 @@
+"""`flowgrpo plan`: what a run would do and need, without loading weights."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from flowgrpo.commands.inputs import print_table, read_and_print_plan
+from flowgrpo.commands.libraries import quiet_libraries
+from flowgrpo.core.config_file import load_config
+from flowgrpo.preflight.memory import estimate_memory
+from flowgrpo.preflight.sharding import check_sharding
+
+
+def plan(path: Path, overrides: Sequence[str]) -> None:
+    """Prints the plan of a config, and the memory and denoiser calls that it takes."""
+    config = load_config(path, overrides)
+    inputs = read_and_print_plan(config)
+    quiet_libraries()
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes > 1:
+        for warning in check_sharding(config, inputs, processes):
+            print(f"warning: {warning}", file=sys.stderr)
+    print_table(estimate_memory(config, inputs.plan, processes).describe())

@@ -1,0 +1,85 @@
+"""What processes tell each other within an epoch, and who replays what.
+
+Every process samples whole groups. Rewards are then shared with all, so that advantages are the
+same numbers on any number of processes.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowgrpo.core.errors import RunStopped
+from flowgrpo.distributed.processes import Processes
+from flowgrpo.training.rollouts import RolloutGroup
+
+
+def exchange_rollouts(
+    own: Sequence[RolloutGroup],
+    problem: RunStopped | None,
+    num_groups: int,
+    epoch: int,
+    processes: Processes,
+) -> list[dict[str, Any]]:
+    """`RolloutGroup.to_message` of every group of the epoch, in order.
+
+    Args:
+        own: the groups that this process sampled.
+        problem: what stopped this process from sampling them.
+        num_groups: of the epoch, over all processes.
+        epoch: whose weights sampled; they are to blame for a problem.
+
+    Returns:
+        Empty if a signal interrupted sampling on some process.
+
+    Raises:
+        RunStopped: on every process, if any has a problem.
+    """
+    failure = problem and [problem.reason, str(problem)]
+    messages = processes.all_gather(
+        {"failure": failure, "groups": [group.to_message() for group in own]}
+    )
+    for message in messages:
+        if message["failure"]:
+            raise RunStopped(*message["failure"], on_all_processes=True, blamed_epoch=epoch)
+    shards = [message["groups"] for message in messages]
+    if sum(map(len, shards)) < num_groups:
+        return []
+    return processes.unshard(shards, num_groups)
+
+
+def rewards_of(
+    groups: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> dict[str, list[Tensor]]:
+    """Rewards by name, one float64 tensor (K,) per group, from the groups' messages."""
+    return {
+        name: [torch.tensor(group["rewards"][name], dtype=torch.float64) for group in groups]
+        for name in names
+    }
+
+
+def rollout_metrics(groups: Sequence[Mapping[str, Any]], num_images: int) -> dict[str, float]:
+    """Share of samples of a single colour, if there are any, and the mean velocity."""
+    flat = sum(group["num_flat"] for group in groups) / num_images
+    velocity_rms = sum(group["velocity_rms"] for group in groups) / len(groups)
+    return {**({"flat_images": flat} if flat else {}), "velocity_rms": velocity_rms}
+
+
+def groups_to_replay(
+    indices: range, teaches: Sequence[bool], processes: Processes, *, in_step: bool
+) -> list[int]:
+    """Which groups of an update this process replays.
+
+    Args:
+        indices: of the update's groups within the epoch.
+        teaches: by group, whether its loss has a gradient; the others count in the mean, but are
+            not replayed.
+        in_step: a sharded denoiser runs on all processes or on none, so if any of them has a group
+            that teaches, all replay theirs.
+    """
+    rank, world_size = processes.rank, processes.world_size
+    if not in_step:
+        return [index for index in indices if index % world_size == rank and teaches[index]]
+    turns = [indices[start : start + world_size] for start in range(0, len(indices), world_size)]
+    return [turn[rank] for turn in turns if any(teaches[index] for index in turn)]
