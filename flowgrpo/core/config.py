@@ -103,7 +103,7 @@ class GRPOConfig(Section):
     def _measured(self) -> "GRPOConfig":
         if self.guards.max_kl is not None and self.objective.kl_weight == 0:
             raise ConfigError(
-                f"guards.max_kl is {self.guards.max_kl:g}, but KL is only measured with a "
+                f"guards.max_kl is {self.guards.max_kl:g}, but KL is only measured with "
                 "objective.kl_weight above 0; set it, to 1e-6 for example, or leave the bound out."
             )
         return self

@@ -180,7 +180,8 @@ class Learner:
         Raises:
             ReplayError: it is not, and `guards.replay` is `stop`.
         """
-        deviation = float((torch.exp(batch.log_prob - batch.old_log_prob) - 1).abs().max())
+        ratio = torch.exp(batch.log_prob.detach() - batch.old_log_prob)
+        deviation = float((ratio - 1).abs().max())
         allowed, action = self.config.objective.replay_tolerance, self.config.guards.replay
         if deviation <= allowed or action == "off":
             return

@@ -149,7 +149,7 @@ def test_every_prompt_is_used_once_before_any_is_used_again():
 
 
 def test_the_same_line_twice_makes_two_groups():
-    twins = [Row(prompt="a cat", place="line 1"), Row(prompt="a cat", source="line 2")]
+    twins = [Row(prompt="a cat", source="line 1"), Row(prompt="a cat", source="line 2")]
     groups = Plan(config=parse_config({"sampling": {"groups_per_epoch": 2}}), rows=twins).groups(0)
     assert len(groups) == 2
     assert groups[0].seeds != groups[1].seeds

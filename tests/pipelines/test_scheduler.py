@@ -110,9 +110,9 @@ class Loop:
             x = previous
 
 
-def roll(loop, kind, window):
+def roll(loop, sde, window):
     check_scheduler(loop.scheduler)
-    tape = Tape(kind=kind, noise_level=0.7, window=window)
+    tape = Tape(sde=sde, noise_level=0.7, window=window)
     with record(loop, {}, tape, lambda step, stream, shape: torch.zeros(shape)):
         loop()
     return tape
@@ -140,9 +140,9 @@ def test_the_ode_kernel_takes_the_schedulers_own_step(name):
 
 
 @pytest.mark.parametrize("name", [*FIRST_ORDER, *MULTISTEP])
-@pytest.mark.parametrize("kind", [kind for kind in SDE_STEPS if kind != "ode"])
-def test_every_kind_is_a_gaussian_of_positive_width_on_every_step_but_the_last(name, kind):
-    tape = roll(Loop({**FIRST_ORDER, **MULTISTEP}[name]), kind, range(STEPS - 1))
+@pytest.mark.parametrize("sde", [sde for sde in SDE_STEPS if sde != "ode"])
+def test_every_kind_is_a_gaussian_of_positive_width_on_every_step_but_the_last(name, sde):
+    tape = roll(Loop({**FIRST_ORDER, **MULTISTEP}[name]), sde, range(STEPS - 1))
     assert len(tape.window_steps) == STEPS - 1
     for step in tape.window_steps:
         assert 0 < step.std < float("inf")

@@ -17,6 +17,7 @@ from flowgrpo.pipelines.loading import open_pipeline
 from flowgrpo.pipelines.lora import load_lora, saved_modules
 from flowgrpo.pipelines.seams import patched
 from flowgrpo.policy.policy import Policy
+from flowgrpo.policy.tape import Tape
 from flowgrpo.policy.weights import inference_weights, reference
 
 ROW = Row(prompt="a cat", source="test")
@@ -28,7 +29,7 @@ def redness(images, prompts, **columns):
     return [image.resize((1, 1)).getpixel((0, 0))[0] / 255 for image in images]
 
 
-def run(folder, pipe=None, resume=False, **train):
+def run(folder, pipe=None, resume=False, objective=None, **train):
     settings = GRPOConfig(
         output_dir=str(folder),
         checkpoint_every=1,
@@ -38,6 +39,7 @@ def run(folder, pipe=None, resume=False, **train):
             "groups_per_epoch": 2,
             "call": {**SHORT, "guidance_scale": 1.0},
         },
+        objective=objective or {},
         train={"epochs": 2, "lr": 1e-3, **train},
     )
     trainer = GRPOTrainer(
@@ -56,8 +58,8 @@ def rollout(policy, call=LATENTS):
     def noise(step, stream, shape):
         return torch.stack([normal(shape[1:], seed, step, stream) for seed in SEEDS])
 
-    arguments = {"sde": "flow_sde", "noise_level": 0.7, "window": range(2), "noise": noise}
-    return policy.rollout(ROW, SEEDS, call, **arguments)
+    tape = Tape(sde="flow_sde", noise_level=0.7, window=range(2))
+    return policy.rollout(ROW, SEEDS, call, tape, noise)
 
 
 def gradients(policy, taken):
@@ -68,7 +70,7 @@ def gradients(policy, taken):
 
 
 def test_all_weights_can_be_trained_and_load_in_plain_diffusers(tmp_path):
-    trainer = run(tmp_path / "run", lora=None)
+    trainer = run(tmp_path / "run", lora=None, objective={"kl_weight": 0.1})
     pipe = built("sd3")
     base = latents(pipe)
     cls = type(pipe.transformer)
@@ -102,7 +104,7 @@ def test_a_run_can_go_on_from_a_lora_which_is_then_the_reference(tmp_path):
     first = run(tmp_path / "first", lora=small)
     start = {name: p.detach().clone() for name, p in first.policy.parameters.items()}
     lora = str(tmp_path / "first" / "lora")
-    second = run(tmp_path / "second", lora={**small, "start": lora})
+    second = run(tmp_path / "second", lora={**small, "start": lora}, objective={"kl_weight": 0.1})
     moved = second.policy.parameters
     assert any(not torch.equal(start[name], moved[name]) for name in start)
     pipe = built("sd3")

@@ -18,7 +18,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.pipelines import lora
 from flowgrpo.pipelines.parts import modules_of
 from flowgrpo.pipelines.seams import patched
-from flowgrpo.policy import tape
+from flowgrpo.policy import record, replay
 from flowgrpo.policy.policy import Policy
 from flowgrpo.policy.weights import load_weights, reference
 from flowgrpo.preflight.replay_check import check_replay
@@ -114,14 +114,15 @@ def rounded_after_log_prob(monkeypatch):
 
 
 def rebuilt_schedule(monkeypatch):
-    stock = tape.position_of
+    stock = replay.position_of
     calls = []
 
     def drifting(scheduler, timestep):
         calls.append(timestep)
         return stock(scheduler, timestep + 1e-3 * len(calls))
 
-    monkeypatch.setattr(tape, "position_of", drifting)
+    for module in (record, replay):
+        monkeypatch.setattr(module, "position_of", drifting)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_findings_are_named_and_the_worst_comes_first(history, guards, reasons):
 
 
 def test_a_bound_on_what_is_not_measured_is_refused():
-    with pytest.raises(ConfigError, match="only measured with a train"):
+    with pytest.raises(ConfigError, match="only measured with objective"):
         parse_config({"guards": {"max_kl": 0.1}})
 
 
@@ -114,9 +114,9 @@ def test_images_of_one_colour_stop_the_run(tmp_path, monkeypatch):
     [({"max_kl": 1e-9}, "kl"), ({"max_velocity_growth": 1.0001}, "velocity")],
 )
 def test_a_policy_that_runs_away_stops(tmp_path, guards, reason):
-    train = {"epochs": 9, "lr": 0.3}
+    train, objective = {"epochs": 9, "lr": 0.3}, {"kl_weight": 1e-6}
     with pytest.raises(RunStopped):
-        trainer(tmp_path / "run", train=train, guards=guards).train()
+        trainer(tmp_path / "run", train=train, objective=objective, guards=guards).train()
     assert stopped(tmp_path / "run")["reason"] == reason
 
 

@@ -15,11 +15,12 @@ from torch.utils._pytree import tree_leaves
 
 from flowgrpo import ConfigError, GRPOTrainer
 from flowgrpo.algorithms.sde import log_prob
+from flowgrpo.core import devices
 from flowgrpo.core.sections import ModelConfig
 from flowgrpo.core.seeds import normal
 from flowgrpo.core.train_config import TrainConfig
 from flowgrpo.data.prompts import Row
-from flowgrpo.pipelines import offload as placement
+from flowgrpo.pipelines import offload
 from flowgrpo.pipelines.attention import set_attention_backend
 from flowgrpo.pipelines.compile import compile_blocks, compiled
 from flowgrpo.pipelines.loading import open_pipeline, place_parts
@@ -95,8 +96,9 @@ def moves(monkeypatch):
         for weight, value in kept.pop(module, []):
             weight.data = value
 
-    monkeypatch.setattr(placement, "rest", rest)
-    monkeypatch.setattr(placement, "wake", wake)
+    for module in (devices, offload):
+        monkeypatch.setattr(module, "rest", rest)
+        monkeypatch.setattr(module, "wake", wake)
     return found
 
 
@@ -150,7 +152,7 @@ def test_offloading_to_where_the_pipeline_runs_is_refused(tmp_path):
 def test_a_remembered_prompt_comes_back_to_the_devices_that_it_came_from():
     value = (torch.ones(2), [torch.ones(3, device="meta"), None], "text")
     kept = (torch.ones(2), [torch.ones(3), None], "text")
-    back = placement.returned(kept, placement.tensor_devices(value))
+    back = devices.to_devices(kept, devices.tensor_devices(value))
     assert [t.device.type for t in (back[0], back[1][0])] == ["cpu", "meta"]
     assert back[2] == "text"
     assert back[1][1] is None
