@@ -53,7 +53,8 @@ def main(
         values = advantages(rewards, {r.name: r.weight for r in run.rewards}, args.train.advantage)
         gradients = []
         for start in range(0, groups, chunk):
-            part = list(zip(samples, values, strict=True))[start : start + chunk]
+            rollouts = [group.rollouts for group in samples]
+            part = list(zip(rollouts, values, strict=True))[start : start + chunk]
             count = len(part) * args.sampling.group_size * run.plan.window_size
             run.learner.accumulate(part, count, MetricSums())
             parameters = run.policy.parameters.values()

@@ -5,7 +5,7 @@ equals its cell in any grid. Adapters are swapped, never stacked.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from flowgrpo.pipelines.lora import (
     set_scale,
     unload_lora,
 )
+from flowgrpo.pipelines.seams import patched
 from flowgrpo.reporting.grid import animate_grid, draw_grid
 from flowgrpo.scoring.loading import load_rewards
 from flowgrpo.scoring.reward import Reward
@@ -179,15 +180,12 @@ def trained_denoisers(pipe: Any, folder: Path, scale: float) -> Iterator[None]:
         raise ConfigError(
             f"scale is {scale:g}, but {folder} holds whole denoisers, which have none; use 1."
         )
-    base = {name: getattr(pipe, name) for name in saved_denoisers(folder)}
-    try:
-        for name, module in base.items():
-            trained = type(module).from_pretrained(folder / name, dtype=module.dtype)
-            setattr(pipe, name, trained.to(module.device))
+    with ExitStack() as stack:
+        for name in saved_denoisers(folder):
+            base = getattr(pipe, name)
+            trained = type(base).from_pretrained(folder / name, dtype=base.dtype)
+            stack.enter_context(patched(pipe, name, trained.to(base.device)))
         yield
-    finally:
-        for name, module in base.items():
-            setattr(pipe, name, module)
 
 
 def rows_and_rewards(

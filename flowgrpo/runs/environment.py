@@ -109,7 +109,7 @@ def checkout() -> dict[str, Any]:
 def code_hash() -> str:
     """Of the two packages: file names and contents."""
     digest = hashlib.sha256()
-    for path in sorted([*ROOT.glob("flowgrpo/*.py"), *ROOT.glob("rewards/*.py")]):
+    for path in sorted([*ROOT.glob("flowgrpo/**/*.py"), *ROOT.glob("rewards/**/*.py")]):
         digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 

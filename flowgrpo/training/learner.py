@@ -19,7 +19,6 @@ from flowgrpo.policy.tape import Step, Transition
 from flowgrpo.policy.weights import load_weights, reference
 from flowgrpo.training.metrics import MetricSums
 from flowgrpo.training.optimizer import load_optimizer_moments, make_optimizer, optimizer_moments
-from flowgrpo.training.rollouts import RolloutGroup
 
 ReferenceMeans: TypeAlias = Mapping[tuple[int, int], Tensor]
 """Means of the steps of a rollout under the reference, by (iteration, stream)."""
@@ -47,21 +46,22 @@ class Learner:
 
     def accumulate(
         self,
-        batch: Sequence[tuple[RolloutGroup, Tensor]],
+        batch: Sequence[tuple[Sequence[Rollout], Tensor]],
         num_transitions: int,
         sums: MetricSums,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
-        """Adds the gradients of groups with their advantages (K,).
+        """Adds the gradients of groups.
 
         Args:
+            batch: the rollouts of each group, and its advantages (K,).
             num_transitions: of the whole update, over all processes; the mean's denominator.
             sums: collects the metrics.
             should_stop: checked before each micro-batch; if it returns True, the rest is left out.
         """
-        for group, advantages in batch:
-            parts = advantages.split([len(rollout.seeds) for rollout in group.rollouts])
-            for rollout, part in zip(group.rollouts, parts, strict=True):
+        for rollouts, advantages in batch:
+            parts = advantages.split([len(rollout.seeds) for rollout in rollouts])
+            for rollout, part in zip(rollouts, parts, strict=True):
                 if should_stop is not None and should_stop():
                     return
                 self._replay(rollout, part.float().to(self.policy.device), num_transitions, sums)

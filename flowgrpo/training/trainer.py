@@ -143,7 +143,7 @@ class GRPOTrainer:
         with run.clock("training"):
             for indices in plan.update_batches():
                 replayed = self._groups_to_replay(indices, group_advantages)
-                batch = [(own[index], group_advantages[index]) for index in replayed]
+                batch = [(own[index].rollouts, group_advantages[index]) for index in replayed]
                 num_transitions = len(indices) * plan.transitions_per_group
                 # Up to the first optimizer step the weights are those of the last epoch's end, so
                 # a signal can still be honoured without losing anything.

@@ -382,7 +382,7 @@ def gradient(folder, dtype):
     (sampled,) = run.sample(run.plan.groups(0))
     advantages = torch.linspace(-1, 1, 4, dtype=torch.float64)
     pairs = 2**20  # of an update as large as real ones
-    run.learner.accumulate([(sampled, advantages)], pairs, MetricSums())
+    run.learner.accumulate([(sampled.rollouts, advantages)], pairs, MetricSums())
     scale = run.learner._loss_scale
     gradients = [p.grad.flatten() / scale for p in run.policy.parameters.values()]
     return torch.cat(gradients) * pairs, scale

@@ -77,7 +77,11 @@ def gradients(folder, **sampling):
     )
     samples = run.sample(run.plan.groups(0))
     advantages = [torch.linspace(-1, 1, 8, dtype=torch.float64)] * 2
-    run.learner.accumulate(list(zip(samples, advantages, strict=True)), 2 * 8 * 3, MetricSums())
+    run.learner.accumulate(
+        [(group.rollouts, a) for group, a in zip(samples, advantages, strict=True)],
+        2 * 8 * 3,
+        MetricSums(),
+    )
     return {name: p.grad.clone() for name, p in run.policy.parameters.items()}
 
 
