@@ -1,0 +1,1 @@
+"""The mathematics: SDE steps, advantages, objectives. Pure functions of tensors; torch alone."""

@@ -1,0 +1,1 @@
+"""Scores of a policy on prompt sets, with the stock sampler."""

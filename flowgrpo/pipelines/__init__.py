@@ -1,0 +1,1 @@
+"""Everything flowgrpo knows about diffusers: opening, calling, patching and reading pipelines."""

@@ -1,0 +1,1 @@
+"""A stock pipeline as a policy: rollouts on a tape, and replays with gradients."""

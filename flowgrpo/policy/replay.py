@@ -138,7 +138,7 @@ class _Player:
 
 
 def _joined(stepped: list[tuple[Step, Transition]]) -> tuple[Step, Transition]:
-    """Latents that are stepped together (LTX-2's video and audio) as one step, (B, D).
+    """Latents that are stepped together (video and audio, for example) as one step, (B, D).
 
     Every stream is scaled to the first one's std, so that one number is the std of all: this moves
     the log-prob by a constant, and no ratio.

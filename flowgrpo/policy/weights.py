@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -9,11 +10,13 @@ from torch import Tensor
 
 from flowgrpo.distributed.fsdp import placed_like
 from flowgrpo.pipelines.lora import inference_dtypes
-from flowgrpo.policy.policy import Policy
+
+if TYPE_CHECKING:
+    from flowgrpo.policy.policy import Policy
 
 
 @contextmanager
-def reference(policy: Policy) -> Iterator[None]:
+def reference(policy: "Policy") -> Iterator[None]:
     """Within the block the policy is what it was before training.
 
     With a fresh LoRA that is the base model: the adapter is off. Sets peft's switch on each layer
@@ -36,7 +39,7 @@ def reference(policy: Policy) -> Iterator[None]:
 
 
 @contextmanager
-def inference_weights(policy: Policy, average: dict[str, Tensor] | None = None) -> Iterator[None]:
+def inference_weights(policy: "Policy", average: dict[str, Tensor] | None = None) -> Iterator[None]:
     """Within the block the weights are what a user will load: the average, if there is one, and an
     adapter in the dtype of its layers, to which diffusers casts what it loads."""
     values = average or {name: p.data for name, p in policy.parameters.items()}
@@ -51,7 +54,7 @@ def inference_weights(policy: Policy, average: dict[str, Tensor] | None = None) 
 
 
 @contextmanager
-def trained_values(policy: Policy, values: dict[str, Tensor]) -> Iterator[None]:
+def trained_values(policy: "Policy", values: dict[str, Tensor]) -> Iterator[None]:
     """Within the block the trained weights have these values."""
     parameters = policy.parameters
     if policy.is_sharded:  # shards are views of a buffer that is gathered, so they are written into
@@ -72,7 +75,7 @@ def trained_values(policy: Policy, values: dict[str, Tensor]) -> Iterator[None]:
             parameter.data = live[name]
 
 
-def load_weights(policy: Policy, values: dict[str, Tensor]) -> None:
+def load_weights(policy: "Policy", values: dict[str, Tensor]) -> None:
     """Copies `values`, whole or sharded, into the trained weights, every tensor by its name."""
     parameters = policy.parameters
     shapes = {name: value.shape for name, value in values.items()}

@@ -1,0 +1,1 @@
+"""Everything that is checked or predicted before a run starts."""

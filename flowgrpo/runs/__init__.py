@@ -1,0 +1,1 @@
+"""What lies on disk: the run folder, checkpoints, and the record of how a run was made."""

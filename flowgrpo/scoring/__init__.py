@@ -1,0 +1,1 @@
+"""Finding rewards, calling them, and checking what they return."""

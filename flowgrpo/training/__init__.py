@@ -1,0 +1,1 @@
+"""The algorithm, and a run's life around it."""

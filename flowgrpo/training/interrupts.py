@@ -10,19 +10,22 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class InterruptRequest:
-    """The signal that asked to stop, 0 as long as there is none."""
+    """The signal that asked the run to stop, if any."""
 
     def __init__(self) -> None:
         self.signal = 0
+        """Its number; 0 as long as there is none."""
 
     @property
-    def made(self) -> bool:
+    def is_set(self) -> bool:
         return self.signal != 0
 
     @contextmanager
     def handling_signals(self) -> Iterator[None]:
-        """Within the block signals are noted; in another than the main thread there is nothing to
-        note, since Python gives signals to that one."""
+        """Within the block a first signal is recorded, and a second one acts as it did before.
+
+        Does nothing outside the main thread, which is the only one that Python gives signals to.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -30,13 +33,13 @@ class InterruptRequest:
         found = {number: signal.getsignal(number) for number in SIGNALS}
         before = {number: handler or signal.SIG_DFL for number, handler in found.items()}
 
-        def note(number: int, frame: FrameType | None) -> None:
+        def record(number: int, frame: FrameType | None) -> None:
             self.signal = number
             for each, handler in before.items():
                 signal.signal(each, handler)
 
         for number in SIGNALS:
-            signal.signal(number, note)
+            signal.signal(number, record)
         try:
             yield
         finally:

@@ -12,8 +12,8 @@ from flowgrpo.distributed.fsdp import placed_like
 
 
 def make_optimizer(train: TrainConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """AdamW, or AdamW with its moments in 8 bits: a byte per number and a scale per 256 of them; of
-    tensors with fewer than 4,096 numbers they stay in float32.
+    """AdamW, or AdamW with moments in 8 bits: one byte per number and a scale per 256 numbers.
+    Tensors of fewer than 4,096 numbers keep float32 moments.
 
     Raises:
         ConfigError, ImportError: as `optimizer_class`.
@@ -23,24 +23,24 @@ def make_optimizer(train: TrainConfig, parameters: Iterable[nn.Parameter]) -> to
 
 
 def optimizer_class(train: TrainConfig) -> Any:
-    """The class of `make_optimizer`, to be asked for before a model is loaded.
+    """The optimizer's class; call it before a model is loaded, to fail early.
 
     Raises:
-        ConfigError: 8 bits for sharded weights.
-        ImportError: 8 bits without bitsandbytes.
+        ConfigError: 8-bit moments of sharded weights.
+        ImportError: 8-bit moments without bitsandbytes.
     """
     if train.optimizer == "adamw":
         return torch.optim.AdamW
     if train.shard:
         raise ConfigError(
-            "train.optimizer is adamw_8bit, but train.shard spreads the moments already, and "
+            "train.optimizer is adamw_8bit, but train.shard shards the moments already, and "
             "bitsandbytes cannot work on shards; use adamw."
         )
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
         raise ImportError(
-            "train.optimizer is adamw_8bit, but needs bitsandbytes, which is not installed; "
+            "train.optimizer is adamw_8bit, but bitsandbytes is not installed; "
             "pip install bitsandbytes."
         ) from error
     return AdamW8bit
@@ -49,8 +49,8 @@ def optimizer_class(train: TrainConfig) -> Any:
 def optimizer_moments(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]
 ) -> dict[str, Tensor]:
-    """The optimizer's state by `key/parameter name`, not copied, and tensors may share memory; a
-    count that is no tensor becomes one of int64."""
+    """The optimizer's state by `key/parameter name`, without copies; a count that is not a tensor
+    becomes one of dtype int64."""
     found: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -63,18 +63,20 @@ def load_optimizer_moments(
     parameters: Mapping[str, nn.Parameter],
     moments: Mapping[str, Tensor],
 ) -> None:
-    """Puts what `moments_of` gave, as whole tensors, into an optimizer of the same kind."""
+    """Puts full tensors from `optimizer_moments` into an optimizer of the same class."""
     optimizer.state.clear()
     for key_and_name, value in moments.items():
         key, name = key_and_name.split("/", 1)
-        parameter = parameters[name]
-        placed: Any = value
-        if key != "step":
-            same = value.shape == parameter.shape
-            placed = placed_like(value, parameter) if same else value.to(parameter.device)
-        elif value.dtype == torch.int64:  # AdamW counts its steps in a float32 tensor on the CPU
-            placed = int(value)
-        optimizer.state[parameter][key] = placed
+        optimizer.state[parameters[name]][key] = _restored(key, value, parameters[name])
+
+
+def _restored(key: str, value: Tensor, parameter: nn.Parameter) -> Any:
+    """One entry of an optimizer's state, as the optimizer itself would hold it."""
+    if key == "step":
+        # AdamW counts its steps in a float32 tensor on the CPU, bitsandbytes in an int.
+        return int(value) if value.dtype == torch.int64 else value
+    has_shape = value.shape == parameter.shape
+    return placed_like(value, parameter) if has_shape else value.to(parameter.device)
 
 
 def _count(value: int) -> Tensor:

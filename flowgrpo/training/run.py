@@ -44,11 +44,11 @@ class Run:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Around all that a run does: signals are heard, and whatever ends it early is noted in
-        summary.json and told to the other processes."""
+        """Context of a whole run: handles signals, and records why it ended early, in summary.json
+        and for the other processes."""
         self.clock = Clock(self.state.seconds)
         self.processes.on_main(self.folder.lock)
-        self.processes.start_watchdog(self._note)
+        self.processes.start_watchdog(self._record_stop)
         try:
             with self.request.handling_signals(), self.folder.writing():
                 yield
@@ -56,10 +56,10 @@ class Run:
         except BaseException as error:
             watchdog = self.processes.watchdog
             if watchdog is not None:
-                watchdog.disarm()  # this process ends by itself, whatever the others say
+                watchdog.disarm()  # this process ends by itself, whatever happens to the others
             expected = error if isinstance(error, FlowgrpoError) else None
             reason = expected.reason if expected else type(error).__name__
-            self._note(reason, str(error) or reason)
+            self._record_stop(reason, str(error) or reason)
             if watchdog is not None and not (expected and expected.on_all_processes):
                 watchdog.report_failure(reason, str(error))
             raise
@@ -68,7 +68,7 @@ class Run:
             self.folder.unlock()
 
     def begin(self) -> None:
-        """Writes what the run is, or drops what a resumed one does again."""
+        """Writes config and record of this start; drops what a resumed run will do again."""
         epoch = self.state.epoch
         if self.processes.is_main:
             for sentence in differences(self.folder.path) if epoch else []:
@@ -84,19 +84,19 @@ class Run:
             )
             self.trackers = Trackers(self.config, self.folder.path, epoch=epoch)
         self.history = self.processes.broadcast(self.folder.metrics())
-        whole = [line["epoch"] for line in self.history] == list(range(1, epoch + 1))
-        if not whole and self.processes.is_main:
+        is_complete = [line["epoch"] for line in self.history] == list(range(1, epoch + 1))
+        if not is_complete and self.processes.is_main:
             print(
-                f"warning: metrics.jsonl does not hold epochs 1 to {epoch}; guards and curves know "
-                "only what is there.",
+                f"warning: metrics.jsonl lacks some of epochs 1 to {epoch}; guards and curves use "
+                "what is there.",
                 file=sys.stderr,
             )
 
     def log(self, metrics: Mapping[str, Any]) -> None:
-        """Writes the metrics of the epoch that has just ended, with the counts of the run.
+        """Writes the metrics of the epoch that has just ended, with the run's counters.
 
         Raises:
-            Stopped: a guard finds something wrong in it.
+            RunStopped: a guard that stops the run found something wrong in them.
         """
         state = self.state
         line = {
@@ -124,7 +124,7 @@ class Run:
                 print(f"warning: {finding.message}", file=sys.stderr)
 
     def log_scores(self, scores: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Tells trackers of an evaluation's scores by set and reward."""
+        """Sends the mean scores of an evaluation, by prompt set and reward, to the trackers."""
         means = {
             name: {reward: float(values.mean()) for reward, values in some.items()}
             for name, some in scores.items()
@@ -132,7 +132,7 @@ class Run:
         self.trackers.log({"evaluation": means}, self.state.epoch)
 
     def save_if_due(self, drawn: Sequence[tuple[RolloutGroup, Tensor]]) -> None:
-        """As `save`, every `checkpoint_every` epochs and after the last one."""
+        """Saves every `checkpoint_every` epochs, and after the last one."""
         epoch, config = self.state.epoch, self.config
         if epoch % config.checkpoint_every == 0 or epoch == config.train.epochs:
             with self.clock("saving"):
@@ -162,15 +162,16 @@ class Run:
             checkpoint.rotate(folder, self.config.checkpoint_keep, best)
 
     def is_evaluated(self, epoch: int) -> bool:
+        """Whether the epoch has a complete evaluation."""
         return self.processes.broadcast(self.folder.is_evaluated(epoch))
 
     def should_stop(self) -> bool:
-        """Whether to break off; a sharded run does so on all processes at once."""
-        made = self.request.made
-        return self.processes.any(made) if self.learner.policy.is_sharded else made
+        """Whether to interrupt the current phase; a sharded run decides on all processes together."""
+        is_set = self.request.is_set
+        return self.processes.any(is_set) if self.learner.policy.is_sharded else is_set
 
     def exit_if_interrupted(self) -> None:
-        """Where a signal has reached any process: saves what is not saved yet, and leaves.
+        """If a signal reached any process: saves what is not saved yet, and exits.
 
         Raises:
             Interrupted: on all processes.
@@ -182,20 +183,23 @@ class Run:
         if self._saved != epoch:
             self.save()
         self.processes.shut_down()
-        done = f"epoch {epoch} is saved" if epoch else "no epoch was finished yet"
-        raise Interrupted(signal, f"stopped by signal {signal}; {done}, go on with --resume.")
+        done = f"epoch {epoch} is saved" if epoch else "no epoch is finished yet"
+        raise Interrupted(signal, f"stopped by signal {signal}; {done}, continue with --resume.")
 
     def restore(self, before: int | None = None) -> bool:
-        """To the newest whole checkpoint; False where there is none.
+        """Restores the newest complete checkpoint.
 
         Args:
-            before: only to one of an earlier epoch; the later ones are put aside.
+            before: only one of an earlier epoch than this; later ones are quarantined.
+
+        Returns:
+            Whether there is one.
 
         Raises:
             ConfigError: it was made with settings that may not change.
         """
-        folder, first = self.folder.checkpoints, self.processes.is_main
-        found = checkpoint.newest(folder, before) if first else None
+        folder, is_main = self.folder.checkpoints, self.processes.is_main
+        found = checkpoint.newest(folder, before) if is_main else None
         found = self.processes.broadcast(found and [found[0].name, found[1]])
         if found is None:
             return False
@@ -203,21 +207,24 @@ class Run:
         then, now = manifest["config"], plain(self.config)
         check_resumable(then, now)
         for key, how in changes(then, now).items():
-            if self.processes.is_main:
+            if is_main:
                 print(f"{key} {how}, which a resumed run may change.", file=sys.stderr)
-        tensors, self.state = checkpoint.load(self.folder.checkpoints / name, manifest)
+        tensors, self.state = checkpoint.load(folder / name, manifest)
         self.learner.load_state_dict(tensors)
         self.learner.scale_lr(self.config.guards.rollback_lr**self.state.rollbacks)
         self._saved = self.state.epoch
         return True
 
     def roll_back(self, stop: RunStopped) -> bool:
-        """Goes on from the newest checkpoint that is not to blame, with a lower learning rate, if
-        guards.rollbacks allows one more."""
+        """Restores the newest checkpoint that is not to blame, with a lower learning rate.
+
+        Returns:
+            Whether there is one, and `guards.rollbacks` allows one more.
+        """
         guards, done = self.config.guards, self.state.rollbacks
         if done >= guards.rollbacks or not self.restore(stop.blamed_epoch):
             return False
-        self.learner.policy.pop_denoiser_calls()  # those of the epoch that is done again
+        self.learner.policy.pop_denoiser_calls()  # of the epoch that will be repeated
         self.state.rollbacks = done + 1
         factor = guards.rollback_lr ** (done + 1)
         self.learner.scale_lr(factor)
@@ -230,18 +237,19 @@ class Run:
                 f"{factor:g} times the learning rate.",
                 file=sys.stderr,
             )
-        self.save()  # a resume shall remember it
+        self.save()  # so that a resumed run counts this rollback
         return True
 
     def _draw(self, drawn: Sequence[tuple[RolloutGroup, Tensor]]) -> None:
-        """A contact sheet of the samples of an epoch, as they were scored."""
+        """Draws a contact sheet of the epoch's samples with their rewards."""
         path = self.folder.samples(self.state.epoch)
         groups = [(g.group.row.prompt, g.samples, total.tolist()) for g, total in drawn]
         draw_rollouts(path, groups, frame_rate(self.config, self.config.sampling.call))
         self.trackers.log_picture("samples", path, self.state.epoch)
 
-    def _note(self, reason: str, message: str) -> None:
-        """Writes why the run ended early; where the first process is what is gone, another does."""
+    def _record_stop(self, reason: str, message: str) -> None:
+        """Writes why the run ended early."""
+        # If it is the main process that is gone, the next one writes.
         writer = 1 if reason == ProcessLost.reason and message.startswith("process 0 ") else 0
         if self.processes.rank == writer:
             found = epoch_folders(self.folder.checkpoints)

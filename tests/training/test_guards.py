@@ -103,7 +103,7 @@ def test_images_of_one_colour_stop_the_run(tmp_path, monkeypatch):
         return (torch.full_like(decoded, -1.0),)
 
     monkeypatch.setattr(run.policy.pipe.vae, "decode", black)
-    with pytest.raises(RunStopped, match="every image of epoch 1 is of one colour"):
+    with pytest.raises(RunStopped, match="every image of epoch 1 has a single colour"):
         run.train()
     assert stopped(tmp_path / "run")["reason"] == "constant_images"
     assert epoch_folders(tmp_path / "run" / "checkpoints") == []
