@@ -1,11 +1,13 @@
-"""Does the shape in a clip have the colour, and move the way, that the prompt asks for?
+"""Does the shape in a video have the colour, and move in the direction, that its prompt names?
 
-A reward for short clips of one shape on plain ground, `a red square moves left`. Nothing is
-learned: the ground is the colour of the clip's border, the shape is what differs from it, and its
-centre is followed from frame to frame.
+A reward for short videos of one shape on a plain background, as in `a red square moves left`.
+Nothing is learned: the background is the colour of the video's border, the shape is what differs
+from it, and its centre is tracked from frame to frame.
 """
 
 import numpy as np
+
+from rewards import reward
 
 COLOURS = {
     "red": (205, 35, 40),
@@ -15,99 +17,103 @@ COLOURS = {
     "purple": (130, 45, 160),
     "black": (30, 30, 34),
 }
+"""RGB of each colour."""
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
+"""Unit vector (x, y) of each direction."""
 MIN_CONTRAST = 60
-"""RGB distance to the ground at which a pixel begins to count; a blurred clip's noise is below."""
+"""RGB distance to the background at which a pixel starts to count; noise stays below it."""
 MIN_AREA = 0.01
-"""Share of a frame below which what is left is specks and no shape."""
+"""Smallest share of a frame that counts as a shape; anything smaller is specks."""
 FULL_TRAVEL = 0.25
-"""Share of the frame's width or height that earns the full score."""
-
-
-def motion(videos, prompts, **columns):
-    """Score how well each clip shows the asked colour and direction.
-
-    A score is the product of three shares: of the shape's pixels whose nearest named colour is the
-    asked one; of the frames that show a shape; and of the asked movement, see `heading`.
-
-    Args:
-        videos: B clips, each a list of T >= 2 PIL images of one size in order.
-        prompts: B prompts, each with one of COLOURS and one of DIRECTIONS.
-        columns: other dataset columns, not read.
-
-    Returns:
-        B scores in [0, 1]; 0 for a clip that shows nothing, stands still or goes another way.
-    """
-    return [score(clip, *find_target(text)) for clip, text in zip(videos, prompts, strict=True)]
+"""Travel that earns the full score, as a share of the frame's width or height."""
 
 
 def validate(prompt, **row):
-    """Raise ValueError for a prompt that names no colour or no direction."""
+    """Raises ValueError for a prompt that does not name one colour and one direction."""
     find_target(prompt)
 
 
-motion.validate = validate
-motion.overlap = True
-motion.columns = ()
+@reward(validate=validate, overlap=True, columns=())
+def motion(videos, prompts, **columns):
+    """Scores how well each video shows the colour and direction of its prompt.
+
+    A score is the product of the share of the shape's pixels whose nearest named colour is that of
+    the prompt, the share of frames that show a shape, and the movement score, see `heading`.
+
+    Args:
+        videos: B videos, each a list of T >= 2 PIL images of one size, in order.
+        prompts: B prompts, each with one of COLOURS and one of DIRECTIONS.
+        columns: data columns, not used.
+
+    Returns:
+        B scores in [0, 1]; 0 for one without a shape, without movement, or in another direction.
+    """
+    return [score(video, *find_target(text)) for video, text in zip(videos, prompts, strict=True)]
 
 
 def find_target(prompt):
-    """(colour, direction): the only ones of COLOURS and of DIRECTIONS among the prompt's words."""
+    """Returns (colour, direction) of a prompt.
+
+    Raises:
+        ValueError: the prompt does not name exactly one of COLOURS and one of DIRECTIONS.
+    """
     words = prompt.lower().replace(",", " ").replace(".", " ").split()
     found = []
-    for kind, known in (("colour", COLOURS), ("direction", DIRECTIONS)):
+    for label, known in (("colour", COLOURS), ("direction", DIRECTIONS)):
         names = {word for word in words if word in known}
         if len(names) != 1:
             raise ValueError(
-                f'prompt is "{prompt}", but must name one {kind} and names {len(names)}; '
+                f'prompt is "{prompt}", but must name one {label} and names {len(names)}; '
                 f"use one of {', '.join(known)}."
             )
         found += names
     return tuple(found)
 
 
-def score(clip, colour, direction):
-    """The score of one clip, in [0, 1]."""
-    frames = np.stack([np.asarray(frame.convert("RGB"), dtype=float) for frame in clip])
-    ground = find_ground(frames)
-    weights = foreground(frames - ground)
+def score(video, colour, direction):
+    """Returns the score of one video, in [0, 1]."""
+    frames = np.stack([np.asarray(frame.convert("RGB"), dtype=float) for frame in video])
+    background = find_background(frames)
+    contrast = frames - background
+    weights = foreground(contrast)
     shown = weights.any((1, 2))
     if shown.sum() < 2:
         return 0.0
-    share = colour_share((frames - ground)[weights > 0], weights[weights > 0], colour, ground)
+    share = colour_share(contrast[weights > 0], weights[weights > 0], colour, background)
     return float(share * shown.mean() * heading(weights, shown, DIRECTIONS[direction]))
 
 
-def find_ground(frames):
-    """The median colour (3,) of the borders of frames (T, H, W, 3)."""
+def find_background(frames):
+    """Returns the median colour (3,) of the borders of frames (T, H, W, 3)."""
     rows, columns = frames[:, [0, -1]], frames[:, :, [0, -1]]
     return np.median(np.concatenate([rows.reshape(-1, 3), columns.reshape(-1, 3)]), axis=0)
 
 
 def foreground(contrast):
-    """Weights (T, H, W) in [0, 1] of the pixels that differ from the ground.
+    """Returns weights (T, H, W) in [0, 1] of the pixels that differ from the background.
 
-    A frame with too little of them has none: it shows no shape.
+    All weights of a frame whose mean weight is at most MIN_AREA are 0: it shows no shape.
 
     Args:
-        contrast: (T, H, W, 3), pixels less the ground.
+        contrast: (T, H, W, 3), pixels minus the background.
     """
     weights = np.clip(np.linalg.norm(contrast, axis=-1) / MIN_CONTRAST - 1, 0, 1)
     return weights * (weights.mean((1, 2), keepdims=True) > MIN_AREA)
 
 
-def colour_share(contrast, weights, colour, ground):
-    """Share of the shape's N pixels that are nearer to the colour than to any other.
+def colour_share(contrast, weights, colour, background):
+    """Returns the share of the shape's N pixels that are nearer to the colour than to any other.
 
-    A pixel at the shape's edge mixes colour and ground, so what counts is its distance to the line
-    between the two.
+    A pixel at the shape's edge is a mixture of colour and background, so its distance is measured
+    to the line between the two.
 
     Args:
-        contrast: (N, 3), pixels less the ground.
-        weights: (N,).
-        ground: (3,).
+        contrast: (N, 3), pixels minus the background.
+        weights: (N,), weights of the pixels.
+        colour: one of COLOURS.
+        background: (3,), RGB.
     """
-    lines = np.array(list(COLOURS.values())) - ground
+    lines = np.array(list(COLOURS.values())) - background
     parts = np.clip(contrast @ lines.T / (lines**2).sum(1), 0, 1)
     distances = np.linalg.norm(contrast[:, None] - parts[..., None] * lines, axis=-1)
     nearest = distances.argmin(1) == list(COLOURS).index(colour)
@@ -115,15 +121,15 @@ def colour_share(contrast, weights, colour, ground):
 
 
 def heading(weights, shown, direction):
-    """How well the shape's centre goes the asked way: cos(angle)^2 x share of the full travel.
+    """Returns the movement score in [0, 1]: cos(angle to the direction)^2 x share of FULL_TRAVEL.
 
     The movement is the least-squares line through the centres of all frames that show a shape,
-    from the first frame to the last, so noise in a single frame hardly changes it. 0 for a
-    movement that goes back or across.
+    from the first frame to the last, so noise in a single frame hardly changes it. The score is 0
+    at an angle of 90 degrees or more.
 
     Args:
-        weights: (T, H, W).
-        shown: (T,), at least two True.
+        weights: (T, H, W), weights of the shape's pixels.
+        shown: (T,), whether each frame shows a shape; at least two do.
         direction: unit vector (x, y).
     """
     size = np.array([weights.shape[2], weights.shape[1]])

@@ -1,7 +1,9 @@
-"""How pleasing is the picture? LAION's improved aesthetic predictor on CLIP ViT-L/14 embeddings.
+"""How pleasing is the image? LAION's improved aesthetic predictor on CLIP ViT-L/14 embeddings.
 
 A stack of linear layers, trained on ratings from 1 to 10 (SAC, LAION logos and AVA; Schuhmann 2022,
-github.com/christophschuhmann/improved-aesthetic-predictor, Apache-2.0). The prompt is not read.
+github.com/christophschuhmann/improved-aesthetic-predictor). The prompt is not used.
+
+Weights: predictor head from the hub (Apache-2.0), on OpenAI's CLIP ViT-L/14 (MIT).
 """
 
 from __future__ import annotations
@@ -11,21 +13,35 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .clip import embed_images, load
-from .pictures import to_pil
+from rewards.contract import reward
+from rewards.support.clip_model import embed_images, load
+from rewards.support.images import to_pil
 
 if TYPE_CHECKING:
     import torch
 
-    from .pictures import Images
+    from rewards.support.images import Images
 
 HUB_WEIGHTS = "trl-lib/ddpo-aesthetic-predictor/aesthetic-model.pth"
-"""The published head `sac+logos+ava1-l14-linearMSE`."""
+"""The published head `sac+logos+ava1-l14-linearMSE`, as `org/name/file` on the hub."""
 
 WIDTH = 768
-"""Length of a ViT-L/14 embedding."""
+"""Number of dimensions of a ViT-L/14 embedding."""
 
 
+def models(
+    *,
+    weights: str | None = None,
+    clip_model: str = "ViT-L-14",
+    clip_pretrained: str | None = "openai",
+    device: str | None = None,
+) -> list[torch.nn.Module]:
+    """Returns the torch modules that a call with these settings uses, except for the head, which is
+    small and stays on the CPU."""
+    return [load(clip_model, clip_pretrained, device).model]
+
+
+@reward(columns=(), models=models)
 def aesthetic(
     images: Images,
     prompts: Sequence[str],
@@ -36,18 +52,18 @@ def aesthetic(
     device: str | None = None,
     **columns: Any,
 ) -> list[float]:
-    """Score how much people would like each picture.
+    """Scores how much people would like each image.
 
     Args:
         images: B PIL images, or a float tensor (B, 3, H, W) in [0, 1].
-        prompts: B prompts, not read.
+        prompts: B prompts, not used.
         weights: the head: a .safetensors or .pth file, or `org/name/file` on the hub; by default
             the published one, `HUB_WEIGHTS`.
-        clip_model: as in `rewards.clip`; its embeddings must have 768 numbers, and the published
-            head means something only on OpenAI's ViT-L/14.
+        clip_model: an open_clip name, a folder, or `hf-hub:org/name`, with embeddings of 768
+            dimensions; the published head is meaningful only on OpenAI's ViT-L/14.
         clip_pretrained: tag or file of its weights; None for a folder or the hub.
-        device: where CLIP runs; by default on the GPU if there is one.
-        columns: dataset columns, not read.
+        device: device of CLIP; by default the GPU if there is one.
+        columns: data columns, not used.
 
     Returns:
         B ratings, mostly from 3 to 8 of 10; the scale has no hard bounds.
@@ -56,30 +72,18 @@ def aesthetic(
         ValueError: weights of another layout, a model of another width, or wrong counts.
         ImportError: open_clip is not installed.
     """
-    pictures = to_pil(images, prompts, columns)
+    pil_images = to_pil(images, prompts, columns)
     head = load_head(weights)
     loaded = load(clip_model, clip_pretrained, device)
-    return predict(embed_images(pictures, loaded), head).tolist() if pictures else []
-
-
-def models(
-    *,
-    weights: str | None = None,
-    clip_model: str = "ViT-L-14",
-    clip_pretrained: str | None = "openai",
-    device: str | None = None,
-) -> list[Any]:
-    """The torch modules that a call with these settings uses, but for the head, which is small and
-    on the CPU."""
-    return [load(clip_model, clip_pretrained, device).model]
-
-
-aesthetic.models = models  # type: ignore[attr-defined]
-aesthetic.columns = ()  # type: ignore[attr-defined]
+    return predict(embed_images(pil_images, loaded), head).tolist() if pil_images else []
 
 
 def predict(embeddings: torch.Tensor, head: torch.nn.Module) -> torch.Tensor:
-    """Ratings (B,) of image embeddings (B, 768); they are L2-normalised here, so scale is void."""
+    """Returns the ratings (B,) of image embeddings (B, 768), which are L2-normalised here.
+
+    Raises:
+        ValueError: embeddings of another shape.
+    """
     import torch
 
     if embeddings.ndim != 2 or embeddings.shape[1] != WIDTH:
@@ -93,7 +97,11 @@ def predict(embeddings: torch.Tensor, head: torch.nn.Module) -> torch.Tensor:
 
 @functools.cache
 def load_head(weights: str | None = None) -> torch.nn.Module:
-    """The head of the given file, in eval mode; see `aesthetic` for `weights`."""
+    """Loads the head in eval mode, once per `weights`, which are described at `aesthetic`.
+
+    Raises:
+        ValueError: weights of another layout, or neither a file nor a path on the hub.
+    """
     import torch
 
     path = _find(weights or HUB_WEIGHTS)
@@ -115,7 +123,7 @@ def load_head(weights: str | None = None) -> torch.nn.Module:
 
 
 def _head() -> torch.nn.Module:
-    """Linear layers without activations; the dropouts keep the published numbering of layers."""
+    """Returns the untrained layers, without activations; dropouts keep the published indices."""
     from torch.nn import Dropout, Linear, Sequential
 
     return Sequential(

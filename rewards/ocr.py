@@ -1,11 +1,13 @@
-"""Does the picture show the words that were asked for?
+"""Does the image show the words that its prompt requests? Text recognition with PP-OCR.
 
-`edit_similarity` and `exact` compare the text that was read; `likelihood` asks the recogniser how
-probable the wanted text is. The first two are staircases: many pictures of an early run tie. The
-last is dense: every change of a stroke moves it, so that a group of pictures hardly ever ties.
+`edit_similarity` and `exact` compare the recognised text with the target; `likelihood` is the
+probability that the recogniser gives to the target. The first two are step functions, so many
+images tie early in a run. The last is dense: any change of a stroke changes it, so ties are rare.
 
-Text is compared after `normalise`: case, width, kind of quote or dash and amount of spacing do not
-count; letters, digits, accents and punctuation do. Lines of text are joined by one space.
+Text is compared after `normalise`: case, width, style of quotes and dashes, and amount of spacing
+do not count; letters, digits, accents and punctuation do. Lines of text are joined by one space.
+
+Weights: PP-OCR, installed with RapidOCR (Apache-2.0).
 """
 
 from __future__ import annotations
@@ -21,27 +23,35 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import reader
-from .pictures import to_pil
+from rewards.contract import reward
+from rewards.support import text_reader
+from rewards.support.images import to_pil
 
 if TYPE_CHECKING:
     from PIL import Image
 
-    from .pictures import Images
+    from rewards.support.images import Images
 
 SCORES = ("edit_similarity", "likelihood", "exact")
+"""Values of the setting `score`."""
 
 FLOOR = 1e-6
-"""Least probability of a symbol in a frame; less than this is noise in a network's tails."""
+"""Lower bound of a symbol's probability in a frame; below it, a network's output is noise."""
 
 TEMPERATURE = 5.0
-"""Nats a character that cost a factor of e: one wrong letter of three scores about 0.4."""
+"""Nats per character that divide the score by e; one wrong letter of three scores about 0.4."""
 
 _DOUBLE = re.compile('["“”„]([^"“”„]+)["“”]')
 _SINGLE = re.compile(r"(?<!\w)['‘]((?:[^'‘’]|(?<=\w)['’](?=\w))+)['’](?!\w)")
 _FOLD = str.maketrans("‘’ʼ“”„–—", "'''\"\"\"--")
 
 
+def validate(prompt: str, **row: Any) -> None:
+    """Raises ValueError for a data row without a target text."""
+    find_target(prompt, row.get("target"))
+
+
+@reward(validate=validate, overlap=True, columns=("target",))
 def ocr(
     images: Images,
     prompts: Sequence[str],
@@ -52,62 +62,55 @@ def ocr(
     threads: int | None = None,
     **columns: Any,
 ) -> list[float]:
-    """Score how well each picture shows its text.
+    """Scores how well each image shows its target text.
 
     Args:
         images: B PIL images, or a float tensor (B, 3, H, W) in [0, 1].
-        prompts: B prompts; quoted text is the target of a picture without a `target`.
-        target: dataset column of B texts; None or "" leaves it to the prompt, see `find_target`.
+        prompts: B prompts; quoted text is the target of an image without a `target`.
+        target: data column of B texts; for None or "" the prompt is used, see `find_target`.
         score: `edit_similarity`, 1 - edits / length of the longer text, so that missing and extra
             text both cost; `exact`, 1 for the same text and 0 otherwise; or `likelihood`, dense,
             see the function of that name.
-        detect: look for lines of text first. False takes the whole picture for one line, which is
-            faster, and right where a word fills it. `likelihood` does so too if no line is found.
-        threads: of onnxruntime; by default half the cores, at most 4.
-        columns: other dataset columns, not read.
+        detect: whether to detect lines of text first. If False, the complete image is read as one
+            line, which is faster and suits images filled by a word. `likelihood` also does this
+            if no line is detected.
+        threads: number of onnxruntime threads; by default half the cores, at most 4.
+        columns: other data columns, not used.
 
     Returns:
         B scores in [0, 1].
 
     Raises:
-        ValueError: no target, one with characters unknown to the recogniser (`likelihood`), an
-            unknown `score`, or wrong counts.
+        ValueError: no target, a target with characters that the recogniser lacks (`likelihood`),
+            an unknown `score`, or wrong counts.
         ImportError: RapidOCR is not installed.
     """
     if score not in SCORES:
         raise ValueError(
             f"score is {score}, but must be one of {', '.join(SCORES)}; correct the spelling."
         )
-    pictures = to_pil(images, prompts, columns if target is None else {"target": target, **columns})
-    targets = target or [None] * len(pictures)
-    wanted = [find_target(*row) for row in zip(prompts, targets, strict=True)]
-    threads = threads or reader.default_threads()
+    if target is not None:
+        columns = {"target": target, **columns}
+    pil_images = to_pil(images, prompts, columns)
+    rows = zip(prompts, target or [None] * len(pil_images), strict=True)
+    targets = [find_target(prompt, text) for prompt, text in rows]
+    threads = threads or text_reader.default_threads()
     if score == "likelihood":
-        return _likelihoods(pictures, wanted, detect, threads)
-    texts = _read(pictures, detect, threads)
+        return _likelihoods(pil_images, targets, detect, threads)
+    pairs = zip(_read(pil_images, detect, threads), targets, strict=True)
     if score == "exact":
-        return [float(normalise(text) == want) for text, want in zip(texts, wanted, strict=True)]
-    return [edit_similarity(text, want) for text, want in zip(texts, wanted, strict=True)]
-
-
-def validate(prompt: str, **row: Any) -> None:
-    """Raise ValueError for a data row that names no text to look for."""
-    find_target(prompt, row.get("target"))
-
-
-ocr.validate = validate  # type: ignore[attr-defined]
-ocr.overlap = True  # type: ignore[attr-defined]
-ocr.columns = ("target",)  # type: ignore[attr-defined]
+        return [float(normalise(text) == target) for text, target in pairs]
+    return [edit_similarity(text, target) for text, target in pairs]
 
 
 def find_target(prompt: str, target: str | None = None) -> str:
-    """The text a picture should show, normalised: `target` if given, else the prompt's quoted text.
+    """Returns the normalised text that an image should show: `target`, or the prompt's quoted text.
 
-    Double quotes (straight or curly) come first; single ones count where there are no double ones,
-    and an apostrophe within a word is no quote. Several quoted texts are joined by a space.
+    Double quotes (straight or curly) take precedence; single ones count only if there are no double
+    ones. An apostrophe within a word is not a quote. Several quoted texts are joined by a space.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is neither.
     """
     if target is not None and not isinstance(target, str):
         raise ValueError(f"target is {target!r}, but must be text; put it in quotes.")
@@ -121,8 +124,8 @@ def find_target(prompt: str, target: str | None = None) -> str:
 
 
 def normalise(text: str) -> str:
-    """Unicode NFKC (full-width letters as plain ones), lower case, plain quotes and dashes, and one
-    space for any spacing within the text."""
+    """Returns the text in Unicode NFKC (full-width letters become plain ones) and lower case, with
+    plain quotes and dashes, and with one space for any spacing within it."""
     return " ".join(unicodedata.normalize("NFKC", text).translate(_FOLD).lower().split())
 
 
@@ -141,15 +144,15 @@ def likelihood(frames: np.ndarray, characters: Sequence[str], target: str) -> fl
     """Dense score of a text: exp(log p(target | frames) / (length * TEMPERATURE)).
 
     p is the CTC likelihood (Graves et al. 2006), summed over all alignments, of the target in the
-    alphabet of normalised characters: a character has the summed probability of its cases and
+    alphabet of normalised characters: a character's probability is summed over its cases and
     widths. Three choices make it a reward:
 
-    - Per character: else longer words score lower, and their groups spread more.
-    - A floor, q = (1 - n FLOOR) p + FLOOR for the n symbols that are blank or in the target, still
-      at most a distribution. A wrong character costs at most -log FLOOR = 13.8 nats, where the
-      network's tails give anything from 5 to 45 that says little about the picture.
-    - A temperature: networks are over-confident; without it one wrong letter of three scores 0.01
-      and everything worse is crowded near 0.
+    - Per character: otherwise longer words score lower and vary more within their groups.
+    - A floor, q = (1 - n FLOOR) p + FLOOR for the n symbols that are blank or in the target, which
+      still sums to at most 1. A wrong character costs at most -log FLOOR = 13.8 nats; without the
+      floor it costs 5 to 45, which says little about the image.
+    - A temperature: networks are over-confident. Without it, one wrong letter of three scores 0.01,
+      and everything worse is close to 0.
 
     Args:
         frames: (T, C) probabilities; symbol 0 is CTC's blank.
@@ -157,8 +160,8 @@ def likelihood(frames: np.ndarray, characters: Sequence[str], target: str) -> fl
         target: text that needs at most T frames, see `frames_needed`.
 
     Returns:
-        A number in (0, 1]: above 0.99 for a clear rendering; for words of three letters about 0.4
-        with one letter wrong, 0.07 for another word and 0.13 for an empty picture.
+        A score in (0, 1]: above 0.99 for a clear rendering; for words of three letters about 0.4
+        with one letter wrong, 0.07 for another word and 0.13 for an empty image.
 
     Raises:
         ValueError: the recogniser lacks one of the target's characters.
@@ -167,8 +170,8 @@ def likelihood(frames: np.ndarray, characters: Sequence[str], target: str) -> fl
     alphabet, symbols = sorted(set(target)), _symbols(tuple(characters))
     if missing := [c for c in alphabet if c not in symbols]:
         raise ValueError(
-            f'target is "{target}", but the recogniser does not know {" ".join(missing)}; '
-            "use characters it reads."
+            f'target is "{target}", but the recogniser lacks {" ".join(missing)}; '
+            "use characters that it reads."
         )
     columns = [frames[:, 0], *(frames[:, symbols[c]].sum(-1) for c in alphabet)]
     probs = np.stack(columns, -1).astype(np.float64)
@@ -178,7 +181,7 @@ def likelihood(frames: np.ndarray, characters: Sequence[str], target: str) -> fl
 
 
 def ctc_log_likelihood(log_probs: np.ndarray, labels: Sequence[int]) -> float:
-    """log p of a label sequence under frames (T, S) of log-probabilities; label 0 is the blank."""
+    """Log-likelihood of labels under frames (T, S) of log-probabilities; label 0 is the blank."""
     import torch
 
     return -torch.nn.functional.ctc_loss(
@@ -191,31 +194,34 @@ def ctc_log_likelihood(log_probs: np.ndarray, labels: Sequence[int]) -> float:
 
 
 def frames_needed(target: str) -> int:
-    """Least number of frames that CTC can write a text in: its length, and a blank in each pair."""
+    """Smallest T for which CTC can align a text: its length, plus a blank in each double letter."""
     return len(target) + sum(a == b for a, b in itertools.pairwise(target))
 
 
-def _read(pictures: list[Image.Image], detect: bool, threads: int) -> list[str]:
+def _read(images: list[Image.Image], detect: bool, threads: int) -> list[str]:
     if detect:
-        return [reader.read_lines(picture, threads) for picture in pictures]
-    characters = reader.characters(threads)
-    return [reader.decode(frames, characters) for frames in reader.recognise(pictures, threads)]
+        return [text_reader.read_lines(image, threads) for image in images]
+    characters = text_reader.characters(threads)
+    frames = text_reader.recognise(images, threads)
+    return [text_reader.decode(frames_of_image, characters) for frames_of_image in frames]
 
 
 def _likelihoods(
-    pictures: list[Image.Image], wanted: list[str], detect: bool, threads: int
+    images: list[Image.Image], targets: list[str], detect: bool, threads: int
 ) -> list[float]:
-    found = [reader.crop_lines(p, threads) if detect else [] for p in pictures]
-    lines = [own or [picture] for own, picture in zip(found, pictures, strict=True)]
-    needed = [frames_needed(want) for want, own in zip(wanted, lines, strict=True) for _ in own]
-    frames = iter(reader.recognise([line for own in lines for line in own], threads, needed))
-    characters = reader.characters(threads)
-    joined = [_join([next(frames) for _ in own], characters.index(" ")) for own in lines]
-    return [likelihood(f, characters, want) for f, want in zip(joined, wanted, strict=True)]
+    detected = [text_reader.crop_lines(i, threads) if detect else [] for i in images]
+    crops = [found or [image] for found, image in zip(detected, images, strict=True)]
+    # Each line is long enough for the complete target: which line shows it is not known yet.
+    needed = [frames_needed(t) for t, lines in zip(targets, crops, strict=True) for _ in lines]
+    # One call for the lines of all images, so that lines of equal width share a batch.
+    recognised = text_reader.recognise([c for lines in crops for c in lines], threads, needed)
+    frames, characters = iter(recognised), text_reader.characters(threads)
+    joined = [_join([next(frames) for _ in lines], characters.index(" ")) for lines in crops]
+    return [likelihood(f, characters, target) for f, target in zip(joined, targets, strict=True)]
 
 
 def _join(lines: list[np.ndarray], space: int) -> np.ndarray:
-    """Frames (T, C) of a text from those of its lines, with a certain space between two lines."""
+    """Joins the frames (T, C) of lines, with a space of probability 1 between two lines."""
     gap = np.zeros_like(lines[0][:1])
     gap[:, space] = 1
     return np.concatenate([part for line in lines for part in (gap, line)][1:])
@@ -223,8 +229,8 @@ def _join(lines: list[np.ndarray], space: int) -> np.ndarray:
 
 @functools.cache
 def _symbols(characters: tuple[str, ...]) -> dict[str, list[int]]:
-    """Normalised character -> its symbols, without the blank; only a space normalises to ""."""
+    """Returns the indices of symbols, except for the blank, by normalised character."""
     symbols: dict[str, list[int]] = defaultdict(list)
     for index, character in enumerate(characters[1:], 1):
-        symbols[normalise(character) or " "].append(index)
+        symbols[normalise(character) or " "].append(index)  # only a space normalises to ""
     return dict(symbols)

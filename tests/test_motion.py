@@ -13,16 +13,19 @@ sys.path.extend([str(ROOT / "scripts"), str(ROOT / "configs")])
 import tiny_video as world  # noqa: E402
 from motion import COLOURS, DIRECTIONS, motion  # noqa: E402
 
+from rewards import options_of  # noqa: E402
+
 PROMPT = "a red square moves left"
 SCENE = ("red", "square", "left")
+validate = options_of(motion).validate
 
 
 def one(clip, prompt=PROMPT):
     return motion([clip], [prompt])[0]
 
 
-def blurred(clip, rng, deviation):
-    """A clip with noise, as a generated one has."""
+def noisy(clip, rng, deviation):
+    """A clip with added noise, like that of generated clips."""
     pixels = np.stack([np.asarray(frame) for frame in clip]) + rng.normal(
         0, deviation, (len(clip), world.SIZE, world.SIZE, 3)
     )
@@ -37,7 +40,7 @@ def clips():
     return {scene: world.random_clip(rng, scene) for scene in scenes}
 
 
-def test_the_asked_clip_scores_above_point_nine(clips):
+def test_a_clip_of_its_prompt_scores_above_point_nine(clips):
     prompts = [world.prompt_of(scene) for scene in clips]
     assert min(motion(list(clips.values()), prompts)) > 0.9
 
@@ -61,7 +64,7 @@ def test_another_colour_scores_below_point_three(clips):
 def test_noise_on_a_clip_hardly_changes_its_score(clips):
     rng = np.random.default_rng(0)
     for scene, clip in clips.items():
-        assert one(blurred(clip, rng, 12), world.prompt_of(scene)) > 0.85
+        assert one(noisy(clip, rng, 12), world.prompt_of(scene)) > 0.85
 
 
 def test_a_clip_without_movement_scores_zero():
@@ -74,13 +77,13 @@ def test_noise_and_empty_clips_score_below_point_three(prompt):
     rng = np.random.default_rng(0)
     noise = rng.integers(0, 256, (world.NUM_FRAMES, world.SIZE, world.SIZE, 3), dtype=np.uint8)
     assert one([Image.fromarray(frame) for frame in noise], prompt) < 0.3
-    for ground in (world.PAPER, "white", "black", "red"):
-        empty = [Image.new("RGB", (world.SIZE, world.SIZE), ground)] * world.NUM_FRAMES
+    for background in (world.PAPER, "white", "black", "red"):
+        empty = [Image.new("RGB", (world.SIZE, world.SIZE), background)] * world.NUM_FRAMES
         assert one(empty, prompt) == 0
-        assert one(blurred(empty, rng, 12), prompt) == 0
+        assert one(noisy(empty, rng, 12), prompt) == 0
 
 
-def test_a_frame_that_changes_colour_as_a_whole_is_no_shape():
+def test_a_frame_that_changes_colour_entirely_is_no_shape():
     frames = [Image.new("RGB", (world.SIZE, world.SIZE), world.PAPER)] * 5
     frames += [Image.new("RGB", (world.SIZE, world.SIZE), COLOURS["red"])] * 4
     assert one(frames) == 0
@@ -160,12 +163,12 @@ def test_its_colours_and_directions_are_those_of_the_world():
 )
 def test_a_prompt_without_one_colour_and_direction_is_refused(prompt, reason):
     with pytest.raises(ValueError, match=reason):
-        motion.validate(prompt, other=1)
+        validate(prompt, other=1)
 
 
 def test_every_embedded_prompt_is_accepted():
     for split in ("train", "test"):
         path = ROOT / "assets" / "prompts" / f"motions_{split}.txt"
         for line in path.read_text().splitlines():
-            motion.validate(line)
-    motion.validate("A RED square moves LEFT.", column="x")
+            validate(line)
+    validate("A RED square moves LEFT.", column="x")

@@ -1,1 +1,1 @@
-"""Finding rewards, calling them, and checking what they return."""
+"""Finds rewards, checks the data for them, and calls them."""

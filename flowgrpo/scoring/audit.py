@@ -1,4 +1,4 @@
-"""Checks of a reward before a run."""
+"""Checks a reward on plain and noisy samples before a run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,31 +15,32 @@ from flowgrpo.scoring.reward import Reward
 def require_varying_scores(
     reward: Reward, row: Row, call: Mapping[str, Any], *, videos: bool | None = None
 ) -> None:
-    """Stops before training where a reward cannot tell black, white and noise apart.
+    """Refuses a reward that gives black, white and noise the same score.
 
-    The pictures and clips have the size and number of frames that `call` asks for. A reward of text
-    rightly gives 0 to all three, so equal zeros pass.
+    A reward that looks for text correctly gives 0 to all three, so equal zeros pass.
 
     Args:
-        videos: whether the pipeline makes videos; None where that is not known.
+        row: data row of the three samples.
+        call: arguments of the pipeline's call; its size and number of frames are used.
+        videos: whether the pipeline generates videos; None if unknown.
 
     Raises:
-        RewardError: the three scores are one number other than 0, or the reward takes videos and
-            there are none.
+        RewardError: the three scores are one number other than 0, or the reward takes videos but
+            the pipeline generates images.
     """
     size = (int(call.get("width") or 512), int(call.get("height") or 512))
-    # A reward of images scores the frames of a video one by one, so pictures tell enough.
-    clips = reward.takes_videos and (not reward.takes_images or videos) and videos is not False
-    count = int(call.get("num_frames") or 8) if clips else 1
+    # A reward of images scores the frames of a video one by one, so images are enough for it.
+    as_videos = reward.takes_videos and (not reward.takes_images or videos) and videos is not False
+    num_frames = int(call.get("num_frames") or 8) if as_videos else 1
     generator = torch.Generator().manual_seed(0)
-    noise = torch.randint(0, 256, (count, size[1], size[0], 3), generator=generator)
-    plain = [[Image.new("RGB", size, colour)] * count for colour in ("black", "white")]
-    three = [*plain, [Image.fromarray(frame) for frame in noise.to(torch.uint8).numpy()]]
-    samples: list[Sample] = [*three] if clips else [frames[0] for frames in three]
+    noise = torch.randint(0, 256, (num_frames, size[1], size[0], 3), generator=generator)
+    clips = [[Image.new("RGB", size, colour)] * num_frames for colour in ("black", "white")]
+    clips.append([Image.fromarray(frame) for frame in noise.to(torch.uint8).numpy()])
+    samples: list[Sample] = [*clips] if as_videos else [frames[0] for frames in clips]
     scores = reward(samples, [row] * 3)
     if bool((scores == scores[0]).all()) and scores[0] != 0:
-        kind = "video" if clips else "image"
+        modality = "video" if as_videos else "image"
         raise RewardError(
-            f"{reward.name} is {scores[0]:g} for a black, a white and a noise {kind}, but must "
-            f"depend on the {kind}; check the function."
+            f"{reward.name} is {scores[0]:g} for a black, a white and a noise {modality}, but must "
+            f"depend on the {modality}; check the function."
         )

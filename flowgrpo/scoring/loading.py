@@ -1,4 +1,4 @@
-"""Rewards by name: built-in ones, functions of a file or a module, callables."""
+"""Finds rewards: built-in ones, functions of a file or a module, and callables."""
 
 import functools
 import importlib.util
@@ -14,16 +14,21 @@ from flowgrpo.core.errors import ConfigError, did_you_mean
 from flowgrpo.core.sections import RewardConfig
 from flowgrpo.scoring.reward import Reward, RewardFunction
 
+OLD_OPTIONS = ("validate", "overlap", "models")
+"""Attributes that declared a reward's options before there was a decorator."""
+
 
 def load_rewards(configs: Sequence[RewardConfig]) -> list[Reward]:
-    """The rewards that a config names, each with a name of its own.
+    """Returns the configured rewards, each with a unique name.
 
     Raises:
-        ConfigError: a reward that cannot be found or imported, or params that it does not take.
+        ConfigError: a reward that cannot be found or imported, params that it does not take, or
+            options outside of the decorator.
     """
     rewards = []
     for config in configs:
         function = find_reward(config.reward)
+        _refuse_old_options(function)
         _check_params(config, function)
         bound = functools.partial(function, **config.params) if config.params else function
         rewards.append(Reward(name=_name(config), function=bound, weight=config.weight))
@@ -31,13 +36,18 @@ def load_rewards(configs: Sequence[RewardConfig]) -> list[Reward]:
 
 
 def as_rewards(functions: Any) -> list[Reward]:
-    """Rewards from a callable, a name, or a list of these, as the Python API takes them."""
+    """Returns the rewards given as a callable, a `Reward`, a name, or a list of these.
+
+    Raises:
+        ConfigError: as `load_rewards`.
+    """
     items = functions if isinstance(functions, (list, tuple)) else [functions]
     rewards = []
     for item in items:
         if isinstance(item, Reward):
             rewards.append(item)
         elif callable(item):
+            _refuse_old_options(item)
             rewards.append(Reward(name=_function_name(item), function=item))
         else:
             rewards += load_rewards([RewardConfig(reward=item)])
@@ -45,20 +55,24 @@ def as_rewards(functions: Any) -> list[Reward]:
 
 
 def weighted(rewards: Sequence[Reward], weights: Sequence[float]) -> list[Reward]:
-    """The rewards with these weights, one each."""
+    """Returns the rewards with these weights, one per reward.
+
+    Raises:
+        ConfigError: another number of weights.
+    """
     if len(weights) != len(rewards):
         raise ConfigError(
             f"reward_weights has {len(weights)} numbers, but there are {len(rewards)} rewards; "
-            "give one each."
+            "give one per reward."
         )
     return [replace(r, weight=float(w)) for r, w in zip(rewards, weights, strict=True)]
 
 
 def unique(rewards: Sequence[Reward]) -> list[Reward]:
-    """The same rewards; scores are kept by name, so two of one name are an error.
+    """Returns the same rewards if their names are unique; metrics identify a reward by its name.
 
     Raises:
-        ConfigError: names the name.
+        ConfigError: two rewards have the same name.
     """
     names = [reward.name for reward in rewards]
     for name in names:
@@ -68,10 +82,14 @@ def unique(rewards: Sequence[Reward]) -> list[Reward]:
 
 
 def find_reward(spec: str) -> RewardFunction:
-    """The function behind a built-in name, `file.py:function` or `package.module:function`."""
-    place, separator, name = spec.rpartition(":")
+    """Returns the function for a built-in name, `file.py:function` or `package.module:function`.
+
+    Raises:
+        ConfigError: it is unknown, or its module cannot be imported.
+    """
+    source, separator, name = spec.rpartition(":")
     if not separator:
-        place, name = f"rewards.{spec}", spec
+        source, name = f"rewards.{spec}", spec
         known = built_in_rewards()
         if spec not in known:
             hint = f"{did_you_mean(spec, known)} Known: {', '.join(known)}"
@@ -83,9 +101,9 @@ def find_reward(spec: str) -> RewardFunction:
         sys.path.append(str(Path.cwd()))
     try:
         module = (
-            _module_from_file(Path(place))
-            if place.endswith(".py")
-            else importlib.import_module(place)
+            _module_from_file(Path(source))
+            if source.endswith(".py")
+            else importlib.import_module(source)
         )
     except ConfigError:
         raise
@@ -96,12 +114,14 @@ def find_reward(spec: str) -> RewardFunction:
         ) from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise ConfigError(f'reward "{spec}" is not there: {place} has no function "{name}".')
+        raise ConfigError(
+            f'reward "{spec}" is unknown: {source} has no function "{name}"; correct it.'
+        )
     return function
 
 
 def built_in_rewards() -> list[str]:
-    """Modules of the rewards package that hold a function of their own name."""
+    """Returns the modules of the rewards package that define a function of their own name."""
     package = importlib.import_module("rewards")
     found = []
     for module in pkgutil.iter_modules(package.__path__):
@@ -119,7 +139,7 @@ def _module_from_file(path: Path) -> Any:
 
 @functools.cache
 def _run_file(path: Path) -> Any:
-    """The file as a module, run once: it may hold a model. It may import its neighbours."""
+    """Imports a file, which may import others of its folder; once, since it may load a model."""
     spec = importlib.util.spec_from_file_location(f"reward_file_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -129,6 +149,25 @@ def _run_file(path: Path) -> Any:
         sys.path.append(str(path.parent))
     spec.loader.exec_module(module)
     return module
+
+
+def _refuse_old_options(function: Any) -> None:
+    """Refuses a function whose options are attributes, which would be ignored.
+
+    Raises:
+        ConfigError: names the option and the decorator.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not inspect.isfunction(function):
+        return
+    for option, value in vars(function).items():
+        # A `columns` that is not a tuple was never an option of a reward.
+        if option in OLD_OPTIONS or (option == "columns" and isinstance(value, tuple)):
+            raise ConfigError(
+                f'reward "{function.__name__}" has an attribute "{option}", but options are '
+                f"read from its decorator; use @reward({option}=...) from rewards."
+            )
 
 
 def _check_params(config: RewardConfig, function: RewardFunction) -> None:
@@ -141,7 +180,10 @@ def _check_params(config: RewardConfig, function: RewardFunction) -> None:
 
 
 def _name(config: RewardConfig) -> str:
-    """As given, else the function with its params: names must not depend on the other rewards."""
+    """Returns the configured name, or else the function's name with its params.
+
+    The params are always part of it, so that a name does not depend on the other rewards.
+    """
     params = ", ".join(f"{key}={value}" for key, value in config.params.items())
     name = config.reward.rpartition(":")[2]
     return config.name or (f"{name}({params})" if params else name)

@@ -11,14 +11,15 @@ from flowgrpo.scoring.reward import Reward
 
 
 class Scorer:
-    """Scores micro-batches; rewards that overlap run in one background thread, in order."""
+    """Scores micro-batches; rewards that may overlap run in one background thread, in order."""
 
     def __init__(self, rewards: Sequence[Reward]):
         self.rewards = rewards
+        # One thread: a reward need not be thread-safe, and rewards may share models.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rewards")
 
     def submit(self, samples: Sequence[Sample], rows: Sequence[Row]) -> dict[str, Future[Tensor]]:
-        """Futures of (B,) scores by reward name."""
+        """Returns futures of scores (B,) by reward name; only rewards that overlap are pending."""
         return {reward.name: self._start(reward, samples, rows) for reward in self.rewards}
 
     def __enter__(self) -> "Scorer":

@@ -1,4 +1,4 @@
-"""Checks the rows of prompt files against the rewards that will read them."""
+"""Checks the rows of prompt files against the rewards that read them."""
 
 import functools
 import inspect
@@ -7,23 +7,19 @@ from collections.abc import Iterable
 from flowgrpo.core.errors import ConfigError
 from flowgrpo.data.media import opened
 from flowgrpo.data.prompts import Row
-from flowgrpo.scoring.reward import (
-    SAMPLE_PARAMETERS,
-    Reward,
-    RewardFunction,
-    reward_attribute,
-    reward_columns,
-)
+from flowgrpo.scoring.reward import SAMPLE_PARAMETERS, Reward, RewardFunction, reward_columns
+from rewards.contract import options_of
 
 
 def validate_rows(rewards: Iterable[Reward], rows: Iterable[Row]) -> None:
-    """Lets each reward refuse rows that it cannot score, before any model is loaded.
+    """Checks that each reward can score each row, before any model is loaded.
 
     Raises:
-        ConfigError: names the file, the line and the reason.
+        ConfigError: a missing or clashing column, or a row that a reward refuses; names the file,
+            the line and the reason.
     """
     for reward in rewards:
-        validate = reward_attribute(reward.function, "validate")
+        validate = options_of(reward.function).validate
         required = _required_columns(reward.function)
         for row in rows:
             missing = [n for n in required if reward_columns(row.columns).get(n) is None]
@@ -42,11 +38,11 @@ def validate_rows(rewards: Iterable[Reward], rows: Iterable[Row]) -> None:
 
 
 def _check_columns(reward: Reward, row: Row) -> None:
-    """The function takes samples, prompts and every column, and no column stands in for a param."""
+    """Checks that the function accepts the row's columns and that none of them sets a param."""
     function = reward.function
     parameters = inspect.signature(function).parameters
     bound = function.keywords if isinstance(function, functools.partial) else {}
-    declared = reward_attribute(function, "columns")
+    declared = options_of(function).columns
     params = {*bound, *(set() if declared is None else set(parameters) - {*declared})}
     columns = reward_columns(row.columns)
     for name in columns:
@@ -55,9 +51,9 @@ def _check_columns(reward: Reward, row: Row) -> None:
                 f'{row.source} has a column "{name}", but reward "{reward.name}" has a param of '
                 "that name; rename the column."
             )
-    kind = "images" if reward.takes_images else "videos"
+    modality = "images" if reward.takes_images else "videos"
     try:
-        inspect.signature(function).bind(**{kind: []}, prompts=[], **columns)
+        inspect.signature(function).bind(**{modality: []}, prompts=[], **columns)
     except TypeError as error:
         raise ConfigError(
             f'reward "{reward.name}" cannot be called for {row.source} ({error}); '
@@ -66,7 +62,7 @@ def _check_columns(reward: Reward, row: Row) -> None:
 
 
 def _required_columns(function: RewardFunction) -> list[str]:
-    """Keyword parameters without a default, but for those that are no columns."""
+    """Returns the names of the parameters that have no default and take a data column."""
     parameters = inspect.signature(function).parameters.values()
     return [
         p.name

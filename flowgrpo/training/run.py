@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -24,13 +24,15 @@ from flowgrpo.training.guards import findings
 from flowgrpo.training.interrupts import InterruptRequest
 from flowgrpo.training.learner import Learner
 from flowgrpo.training.rollouts import RolloutGroup
-from flowgrpo.training.setup import Setup
+
+if TYPE_CHECKING:
+    from flowgrpo.training.setup import Setup
 
 
 class Run:
     """What has been done, where it is kept, and whether to continue. The main process writes."""
 
-    def __init__(self, setup: Setup, learner: Learner, processes: Processes):
+    def __init__(self, setup: "Setup", learner: Learner, processes: Processes):
         self.setup, self.learner, self.processes = setup, learner, processes
         self.config, self.inputs, self.folder = setup.config, setup.inputs, setup.folder
         self.state = TrainerState()
@@ -166,7 +168,7 @@ class Run:
         return self.processes.broadcast(self.folder.is_evaluated(epoch))
 
     def should_stop(self) -> bool:
-        """Whether to interrupt the current phase; a sharded run decides on all processes together."""
+        """Whether to interrupt the current phase; a sharded run decides on all of them together."""
         is_set = self.request.is_set
         return self.processes.any(is_set) if self.learner.policy.is_sharded else is_set
 

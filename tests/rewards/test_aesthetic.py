@@ -1,4 +1,4 @@
-"""Claims of the aesthetic reward: the head in float64 numpy, the whole on an untrained CLIP."""
+"""The aesthetic reward: its head against float64 numpy, the reward on an untrained CLIP."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def weights(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def clip_folder(tmp_path_factory) -> str:
-    """An untrained open_clip of one block a tower with embeddings of 768 numbers."""
+    """An untrained CLIP with one block per tower and embeddings of 768 dimensions."""
     open_clip = pytest.importorskip("open_clip", reason="pip install open_clip_torch")
     vision = {"image_size": 32, "layers": 1, "width": 32, "patch_size": 16, "head_width": 16}
     text = {"context_length": 16, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1}
@@ -63,7 +63,7 @@ def _embeddings(count: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal((count, 768))
 
 
-def _pictures(count: int) -> list[Image.Image]:
+def _images(count: int) -> list[Image.Image]:
     pixels = np.random.default_rng(0).integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
     return [Image.fromarray(p) for p in pixels]
 
@@ -108,26 +108,26 @@ def test_a_pickle_that_runs_code_is_refused(tmp_path):
     assert not (tmp_path / "attacked").exists()
 
 
-def test_a_picture_is_rated_by_its_normalised_clip_embedding(weights, clip_folder):
-    from rewards.clip import embed_images, load
+def test_an_image_is_rated_by_its_normalised_clip_embedding(weights, clip_folder):
+    from rewards.support.clip_model import embed_images, load
 
-    embeddings = embed_images(_pictures(3), load(clip_folder)).double().numpy()
+    embeddings = embed_images(_images(3), load(clip_folder)).double().numpy()
     np.testing.assert_allclose(np.linalg.norm(embeddings, axis=1), 1, atol=1e-6)
     settings = {"weights": weights, "clip_model": clip_folder, "clip_pretrained": None}
-    ratings = aesthetic(_pictures(3), ["", "", ""], **settings)
+    ratings = aesthetic(_images(3), ["", "", ""], **settings)
     expected = _in_float64(_random_state(), embeddings)
     np.testing.assert_allclose(ratings, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_order_batch_prompt_and_kind_of_image_change_nothing(weights, clip_folder):
+def test_order_batch_prompt_and_type_of_images_change_nothing(weights, clip_folder):
     settings = {"weights": weights, "clip_model": clip_folder, "clip_pretrained": None}
-    pictures = _pictures(3)
-    ratings = aesthetic(pictures, ["a", "b", "c"], **settings)
+    images = _images(3)
+    ratings = aesthetic(images, ["a", "b", "c"], **settings)
     assert len(set(ratings)) == 3
-    assert aesthetic(pictures[::-1], ["", "", ""], **settings) == pytest.approx(ratings[::-1])
-    alone = [aesthetic([picture], ["d"], **settings)[0] for picture in pictures]
+    assert aesthetic(images[::-1], ["", "", ""], **settings) == pytest.approx(ratings[::-1])
+    alone = [aesthetic([image], ["d"], **settings)[0] for image in images]
     assert alone == pytest.approx(ratings)
-    tensor = torch.from_numpy(np.stack([np.asarray(p) for p in pictures])).permute(0, 3, 1, 2) / 255
+    tensor = torch.from_numpy(np.stack([np.asarray(p) for p in images])).permute(0, 3, 1, 2) / 255
     assert aesthetic(tensor, ["a", "b", "c"], **settings) == ratings
     assert aesthetic([], [], **settings) == []
 
@@ -137,7 +137,7 @@ def test_embeddings_of_another_width_are_refused(weights):
         predict(torch.zeros(2, 512), load_head(weights))
 
 
-def test_weights_of_another_layout_or_place_are_refused(tmp_path):
+def test_weights_of_another_layout_or_path_are_refused(tmp_path):
     save_file({"linear.weight": torch.zeros(1, 768)}, tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match="lacks the predictor's layers 768-1024-128-64-16-1"):
         load_head(str(tmp_path / "other.safetensors"))

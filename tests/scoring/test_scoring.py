@@ -1,4 +1,6 @@
-"""Rewards are found by name, checked, and scored apart."""
+"""Rewards: found by name, checked against the data, and called."""
+
+import functools
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.scoring.audit import require_varying_scores
 from flowgrpo.scoring.loading import as_rewards, built_in_rewards, find_reward, load_rewards
 from flowgrpo.scoring.validation import validate_rows
+from rewards import reward as declare
 
 
 def row(prompt="a cat", **columns):
@@ -35,7 +38,7 @@ def test_a_file_that_fails_to_import_says_why(tmp_path):
         find_reward(f"{tmp_path}/mine.py:one")
 
 
-def test_rewards_of_one_function_get_names_of_their_own():
+def test_rewards_of_one_function_get_unique_names():
     configs = [
         RewardConfig(reward="ocr", params={"score": "exact"}),
         RewardConfig(reward="ocr"),
@@ -59,7 +62,41 @@ def test_callables_names_and_lists_are_rewards():
     assert as_rewards(mine)[0].weight == 1.0
 
 
-def test_a_row_that_a_reward_cannot_score_names_its_place():
+@pytest.mark.parametrize("option", ["validate", "overlap", "columns", "models"])
+def test_options_outside_of_the_decorator_are_refused(option, tmp_path):
+    def mine(images, prompts, **columns):
+        return [0.0] * len(images)
+
+    setattr(mine, option, ("target",))
+    message = (
+        f'"mine" has an attribute "{option}", but .*; use @reward\\({option}=...\\) from rewards'
+    )
+    for function in (mine, functools.partial(mine)):
+        with pytest.raises(ConfigError, match=message):
+            as_rewards(function)
+    (tmp_path / "mine.py").write_text(
+        f"def mine(images, prompts):\n    return []\n\n\nmine.{option} = ()\n"
+    )
+    with pytest.raises(ConfigError, match=message):
+        load_rewards([RewardConfig(reward=f"{tmp_path}/mine.py:mine")])
+
+
+def test_attributes_that_were_never_options_are_accepted():
+    def mine(images, prompts, **columns):
+        return [0.0] * len(images)
+
+    class Model:
+        models = ("a", "b")
+        columns = ("target",)
+
+        def __call__(self, images, prompts):
+            return [0.0] * len(images)
+
+    mine.columns, mine.note = 3, "free"
+    assert [r.name for r in as_rewards([mine, Model()])] == ["mine", "Model"]
+
+
+def test_a_row_that_a_reward_cannot_score_is_refused_with_its_line():
     (ocr,) = load_rewards([RewardConfig(reward="ocr")])
     with pytest.raises(ConfigError, match=r"prompts.txt line 7: .*names no text"):
         validate_rows([ocr], [row("a red cube")])
@@ -67,7 +104,7 @@ def test_a_row_that_a_reward_cannot_score_names_its_place():
 
 
 @pytest.mark.parametrize("column", ["detect", "score", "videos", "prompts"])
-def test_a_column_that_would_stand_in_for_a_setting_is_refused(column):
+def test_a_column_with_the_name_of_a_setting_is_refused(column):
     (ocr,) = load_rewards([RewardConfig(reward="ocr")])
     with pytest.raises(ConfigError, match=f'has a column "{column}", but reward "ocr" has a param'):
         validate_rows([ocr], [row('a sign that says "CAT"', **{column: 1})])
@@ -131,18 +168,20 @@ def test_a_reward_of_videos_gets_copies_of_the_frames_in_order():
     assert len(video) == 2
 
 
-def test_a_reward_of_videos_refuses_pictures_before_training():
+def test_a_reward_of_videos_refuses_images_before_training():
     (reward,) = as_rewards(length)
     validate_rows([reward], [row(level=3)])
     for check in (
         lambda: reward([grey(0)], [row()]),
         lambda: require_varying_scores(reward, row(), {}, videos=False),
     ):
-        with pytest.raises(RewardError, match='"length" takes videos, but the pipeline makes pict'):
+        with pytest.raises(
+            RewardError, match='"length" takes videos, but the pipeline generates im'
+        ):
             check()
 
 
-def test_clips_of_the_calls_size_tell_whether_a_reward_of_videos_looks_at_them():
+def test_a_reward_of_videos_is_tried_on_clips_of_the_calls_size():
     seen = []
 
     def level(videos, prompts, **columns):
@@ -160,15 +199,15 @@ def test_rewards_get_opened_media_and_the_column_images_as_input_images(tmp_path
     grey(50).save(tmp_path / "a.png")
     seen = []
 
+    @declare(validate=lambda prompt, image, **columns: image.getpixel((0, 0)))
     def change(images, prompts, image, input_images, **columns):
         seen.append(sorted(columns))
-        assert image[0] is image[-1], "opened once a row"
+        assert image[0] is image[-1], "opened once per row"
         return [
             after.getpixel((0, 0))[0] - before.getpixel((0, 0))[0] + len(more)
             for after, before, more in zip(images, image, input_images, strict=True)
         ]
 
-    change.validate = lambda prompt, image, **columns: image.getpixel((0, 0))
     (reward,) = as_rewards(change)
     path = str(tmp_path / "a.png")
     edit = row(image=path, images=[path, path], level=3)

@@ -32,6 +32,7 @@ from flowgrpo.policy.weights import load_weights, reference
 from flowgrpo.scoring.reward import Reward
 from flowgrpo.training.metrics import MetricSums
 from flowgrpo.training.optimizer import load_optimizer_moments, make_optimizer, optimizer_moments
+from rewards import reward
 
 CPU = torch.device("cpu")
 ROW = Row(prompt="a cat", source="test")
@@ -161,10 +162,10 @@ def test_a_remembered_prompt_comes_back_to_the_devices_that_it_came_from():
 def test_models_of_a_reward_work_while_it_scores_and_rest_otherwise(moves):
     model = torch.nn.Linear(3, 1)
 
+    @reward(models=lambda *, scale=1.0: [model])
     def brightness(images, prompts, *, scale=1.0, **columns):
         return [scale * float(model(torch.ones(3))) for _ in images]
 
-    brightness.models = lambda *, scale=1.0: [model]
     images = sampled(policy_of(built("sd3")), SHORT).samples
     plain = Reward(name="brightness", function=brightness)
     expected = plain(images, [ROW] * 2)

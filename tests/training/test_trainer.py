@@ -21,6 +21,7 @@ from flowgrpo.policy.policy import Policy
 from flowgrpo.policy.weights import reference
 from flowgrpo.runs import checkpoint
 from flowgrpo.training.metrics import MetricSums
+from rewards import reward
 
 PROMPTS = ["a cat", "a dog", "a hen", "a cow", "a pig"]
 
@@ -289,7 +290,7 @@ def test_a_folder_that_holds_another_run_is_refused(tmp_path):
 def test_a_second_run_in_the_same_folder_is_refused_while_the_first_goes_on(tmp_path):
     def meeting(images, prompts, **columns):
         if second:
-            with pytest.raises(ConfigError, match="another process trains there now"):
+            with pytest.raises(ConfigError, match="another process is training there"):
                 second.pop().train()
         return redness(images, prompts)
 
@@ -328,7 +329,7 @@ def test_a_reward_that_leaves_the_process_is_named(tmp_path):
 def test_a_resume_misses_the_files_that_say_what_the_run_is(tmp_path, name):
     trainer(tmp_path / "run", train={"epochs": 1}).train()
     (tmp_path / "run" / name).write_text("{")
-    with pytest.raises(ConfigError, match=f"{name} cannot be read .* says what run this is"):
+    with pytest.raises(ConfigError, match=f"{name} cannot be read .* identifies the run to resume"):
         trainer(tmp_path / "run", resume=True, train={"epochs": 2})
 
 
@@ -526,11 +527,11 @@ def test_paths_given_as_arguments_are_in_the_run_folders_config(tmp_path):
 
 
 def test_scores_join_their_images_when_scoring_is_slow_and_overlaps(tmp_path):
+    @reward(overlap=True)
     def slow(images, prompts, **columns):
         time.sleep(0.02)
         return redness(images, prompts)
 
-    slow.overlap = True
     fast = trainer(tmp_path / "a", sampling={"micro_batch_size": 3})
     late = trainer(tmp_path / "b", reward=slow, sampling={"micro_batch_size": 3})
     for a, b in zip(

@@ -1,0 +1,1 @@
+"""Code that rewards share: image conversion and the models that they score with."""
