@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ConfigError", "FlowgrpoError", "GRPOConfig", "GRPOTrainer", "check_pipeline"]
 
-_HOMES = {
+_MODULES = {
     "ConfigError": "core.errors",
     "FlowgrpoError": "core.errors",
     "GRPOConfig": "core.config",
@@ -29,7 +29,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imported on first use: the command line sets threading variables before torch is loaded."""
-    if name not in _HOMES:
+    """Imports public names on first use, since `cli` sets variables before torch is imported."""
+    if name not in _MODULES:
         raise AttributeError(f"module flowgrpo has no attribute {name!r}")
-    return getattr(importlib.import_module(f"flowgrpo.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"flowgrpo.{_MODULES[name]}"), name)

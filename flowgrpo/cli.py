@@ -1,11 +1,11 @@
-"""The command line: train, plan, check, compare."""
+"""The command line: `flowgrpo train`, `plan`, `check` and `compare`."""
 
 import os
 
-# Before torch is imported: threads that spin while they wait make every operation of a busy machine
-# several milliseconds slower.
+# Set before torch is imported: on a busy machine, threads that spin while they wait make every
+# operation several milliseconds slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# A process of a run that is gone is told in one sentence, not in frames of C++.
+# A lost process is reported in one sentence; the C++ stack traces of torch would bury it.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 import sys
@@ -22,9 +22,10 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Config = Annotated[Path, typer.Argument(help="YAML file; see configs/.")]
+Config = Annotated[Path, typer.Argument(help="YAML file, such as those in configs/.")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Settings to change.")
+    list[str] | None,
+    typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Settings that replace those of CONFIG."),
 ]
 
 
@@ -33,10 +34,10 @@ def train(
     config: Config,
     overrides: Overrides = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint of the run folder.")
+        bool, typer.Option("--resume", help="Continue from the newest checkpoint in output_dir.")
     ] = False,
 ) -> None:
-    """Train a LoRA on a pipeline with the rewards of CONFIG; everything goes to its output_dir."""
+    """Train a pipeline with the rewards of CONFIG; all files are written to its output_dir."""
     from flowgrpo.commands.train import train
 
     train(config, overrides or [], resume=resume)
@@ -44,7 +45,7 @@ def train(
 
 @app.command()
 def plan(config: Config, overrides: Overrides = None) -> None:
-    """Print what a training run of CONFIG would do and need, without loading a model's weights."""
+    """Predict what training with CONFIG does and needs, without loading the model's weights."""
     from flowgrpo.commands.plan import plan
 
     plan(config, overrides or [])
@@ -52,16 +53,16 @@ def plan(config: Config, overrides: Overrides = None) -> None:
 
 @app.command()
 def check(
-    model: Annotated[str, typer.Argument(help="Hub name, pipeline folder or config (YAML).")],
+    model: Annotated[str, typer.Argument(help="Name on the hub, folder of a pipeline, or config.")],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[NAME=VALUE]...",
-            help="The pipeline's own arguments, as height=512 or prompt=...; with a dot, settings.",
+            help="Call arguments of the pipeline, such as height=512, and SECTION.KEY=VALUE.",
         ),
     ] = None,
 ) -> None:
-    """Prove that a pipeline can be trained: stock = sampler = replay, and the LoRA loads again."""
+    """Test whether a pipeline can be trained: stock = sampler = replay, and the LoRA reloads."""
     from flowgrpo.commands.check import check
 
     if not check(model, overrides or []):
@@ -72,24 +73,27 @@ def check(
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
     prompt: Annotated[
-        list[str] | None, typer.Option(help="Prompt to draw; repeat for more.")
+        list[str] | None, typer.Option(help="Prompt; repeat the option for more.")
     ] = None,
-    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts of the run's test file.")] = 6,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Maximum number of prompts.")] = 6,
     seed: Annotated[
-        list[int] | None, typer.Option(help="Seed of the noise; repeat for more.")
+        list[int] | None, typer.Option(help="Seed of the noise; repeat the option for more.")
     ] = None,
     checkpoints: Annotated[
-        bool, typer.Option("--checkpoints", help="A column a checkpoint.")
+        bool, typer.Option("--checkpoints", help="Add a column per checkpoint.")
     ] = False,
     scales: Annotated[
-        str, typer.Option(help="Columns at these LoRA scales, as 0,0.25,0.5,1.")
+        str, typer.Option(help="LoRA scales with a column each, such as 0,0.5,1.")
     ] = "",
-    lora: Annotated[list[Path] | None, typer.Option(help="Folder of another LoRA.")] = None,
+    lora: Annotated[
+        list[Path] | None, typer.Option(help="Folder of another LoRA; repeat for more.")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="PNG; default: grid.png of the first run.")
+        Path | None,
+        typer.Option(help="Path of the PNG; default: grid.png in the first run folder."),
     ] = None,
 ) -> None:
-    """Draw a grid of prompts and seeds (rows) by models, checkpoints or LoRA scales (columns)."""
+    """Draw a grid: a row per prompt and seed, a column per model, checkpoint or LoRA scale."""
     from flowgrpo.commands.compare import Comparison, compare
 
     compare(
@@ -107,30 +111,27 @@ def compare(
 
 
 def main() -> None:
-    """Runs the command line; bad input is one sentence on stderr and exit code 1."""
+    """Runs the command line; an error is one sentence on stderr, with exit code 1."""
     try:
         _run()
     except SystemExit as stop:
-        if "flowgrpo.runs.trackers" in sys.modules:
-            from flowgrpo.runs.trackers import leave
+        if "flowgrpo.runs.tracker_worker" in sys.modules:  # else no tracker was started
+            from flowgrpo.runs.tracker_worker import exit_if_hung
 
-            leave(stop.code if isinstance(stop.code, int) else int(stop.code is not None))
+            exit_if_hung(stop.code if isinstance(stop.code, int) else int(stop.code is not None))
         raise
 
 
 def _run() -> None:
     try:
         app()
-    except (ValueError, RuntimeError, ImportError, OSError) as error:
-        if os.environ.get("FLOWGRPO_TRACEBACK"):
-            raise
-        print(f"flowgrpo: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(1)
     except Exception as error:
         if os.environ.get("FLOWGRPO_TRACEBACK"):
             raise
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        print(f"flowgrpo: {reason} (FLOWGRPO_TRACEBACK=1 shows where)", file=sys.stderr)
+        message = str(error)
+        if not isinstance(error, (ValueError, RuntimeError, ImportError, OSError)):
+            message = f"{type(error).__name__}: {error} (set FLOWGRPO_TRACEBACK=1 to see where)"
+        print(f"flowgrpo: {' '.join(message.split())}", file=sys.stderr)
         sys.exit(1)
 
 

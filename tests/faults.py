@@ -1,9 +1,9 @@
-"""Runs that die: `flowgrpo train` in a process of its own, with a fault at a counted point.
+"""Runs that fail: `flowgrpo train` in a new process, with a fault at a counted event.
 
-A process counts what happens in it: changes of files in its run folder, calls of denoisers with the
-steps of the optimizer, calls of the reward. A `Point` is such a count, and what happens then. No
-handler sees a death: SIGKILL; a file that reaches a size (SIGXFSZ); a timer that ends the process
-wherever it is, in compiled code too (SIGALRM).
+The process counts its events: changes of files in its run folder, denoiser calls and optimizer
+steps, and reward calls. A `Point` names an event and the fault that happens there. No handler can
+catch a death: it is SIGKILL, SIGXFSZ (a file reaches a size limit), or SIGALRM (a timer that ends
+the process wherever it is, even in compiled code).
 """
 
 import functools
@@ -20,7 +20,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, Literal
 
-import families  # noqa: F401  here and below: imported once, not in each process
+import families  # noqa: F401  like others below: imported once, not in each process
 import matplotlib.backends.backend_agg
 import matplotlib.figure  # noqa: F401
 import torch
@@ -32,10 +32,10 @@ import flowgrpo.training.trainer  # noqa: F401
 from flowgrpo.cli import main
 from flowgrpo.runs.environment import packages_of_modules
 
-packages_of_modules()  # read once, not in each process
+packages_of_modules()  # cached once, not in each process
 
 RUN = "run"
-"""The run folder, in the folder that the process starts in."""
+"""Name of the run folder, in the working directory of the process."""
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 CHANGES = {"os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate"}
 SIGNALS = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "interrupt": signal.SIGINT}
@@ -46,51 +46,55 @@ Deed = Literal["kill", "terminate", "interrupt", "size", "timer", "full"]
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """What happens to a process at the `at`-th event of a kind, counted from 1."""
+    """A fault at one event of a process."""
 
     event: Event
+    """Sort of event that is counted."""
     at: int
+    """Number of the event among those of its sort, from 1."""
     deed: Deed = "kill"
+    """The fault: a signal; `size` or `full`, a limit for files; `timer`, a delayed death."""
     amount: float = 0
-    """`size` and `full`: bytes that a file can have from then on, where one more ends the process
-    or is an error; `timer`: seconds to live."""
+    """`size`, `full`: limit for files in bytes, beyond which the process dies (`size`) or gets an
+    error (`full`). `timer`: seconds until death."""
 
 
 @dataclass(kw_only=True)
 class Ended:
-    """A process after its end."""
+    """The outcome of a process that has ended."""
 
     code: int
-    """Exit code; below 0 the signal that ended it."""
+    """Exit code; negative: the number of the signal that ended it."""
     stderr: str
     events: dict[str, list[str]]
-    """By kind, in order; empty where the process was killed."""
+    """Descriptions of its events by sort, in order; empty if the process was killed."""
     struck: str | None
-    """The event of its point, if that was reached."""
+    """Description of the event at which the fault happened; None if it was not reached."""
     seconds: float
-    """From there to the end."""
+    """Time in seconds from the fault to the end."""
 
 
 @dataclass(kw_only=True)
-class Watchdog:
-    """Counts the events of this process; its point strikes at its own."""
+class EventCounter:
+    """Counts the events of this process, and causes the fault at its point."""
 
     folder: str
     point: Point | None
     report: Any
-    """A connection: what is sent outlives this process."""
+    """Connection to the parent; what was sent survives this process."""
     events: dict[str, list[str]] = field(
         default_factory=lambda: {"file": [], "model": [], "reward": []}
     )
 
-    def happens(self, event: Event, what: str) -> None:
-        self.events[event].append(what)
+    def count(self, event: Event, description: str) -> None:
+        """Counts an event just before it happens."""
+        self.events[event].append(description)
         if self.point and (event, len(self.events[event])) == (self.point.event, self.point.at):
-            self.report.send((what, time.monotonic()))
-            strike(self.point)
+            self.report.send((description, time.monotonic()))
+            cause_fault(self.point)
 
     def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Python's audit hook: changes of files in the folder, each before it is made."""
+        """Audit hook of Python: counts changes of files in the folder."""
         if event in CHANGES:
             path = _absolute(arguments[0], arguments[-1])
         elif event == "open" and arguments[2] & WRITES:
@@ -100,26 +104,26 @@ class Watchdog:
         if isinstance(path, (str, os.PathLike)):
             name = os.path.abspath(path)
             if name.startswith(self.folder):
-                self.happens("file", f"{event} {os.path.relpath(name, self.folder)}")
+                self.count("file", f"{event} {os.path.relpath(name, self.folder)}")
 
-    def called(self, module: torch.nn.Module, _: Any) -> None:
-        """torch's hook on every module."""
+    def before_forward(self, module: torch.nn.Module, _: Any) -> None:
+        """Forward pre-hook of every torch module: counts denoiser calls."""
         if type(module).__name__.endswith("Transformer2DModel"):
-            self.happens("model", "denoiser")
+            self.count("model", "denoiser")
 
 
-_watch: Watchdog | None = None
-"""Of this process."""
+_counter: EventCounter | None = None
+"""The counter of this process, if it runs `train`."""
 
 
 def reward_called(prompt: str) -> None:
-    """Counts a call of the reward, from within."""
-    if _watch is not None:
-        _watch.happens("reward", f"reward of {prompt}")
+    """Counts a reward call; to be called by the reward."""
+    if _counter is not None:
+        _counter.count("reward", f"reward of {prompt}")
 
 
-def strike(point: Point) -> None:
-    """Does to this process what the point says."""
+def cause_fault(point: Point) -> None:
+    """Causes the fault of `point` in this process."""
     if point.deed in SIGNALS:
         os.kill(os.getpid(), SIGNALS[point.deed])
     elif point.deed == "timer":
@@ -131,9 +135,9 @@ def strike(point: Point) -> None:
 
 
 def train(config: Path, folder: Path, *overrides: str, point: Point | None = None) -> Ended:
-    """Runs `flowgrpo train` in `folder`, in a process of its own, to its end.
+    """Runs `flowgrpo train` in `folder` and a new process, until that ends.
 
-    It resumes where there is a run, as the Makefile does.
+    If the folder holds a run, it is resumed, as in the Makefile.
     """
     folder.mkdir(parents=True, exist_ok=True)
     resume = ["--resume"] if (folder / RUN / "config.yaml").exists() else []
@@ -148,10 +152,10 @@ def train(config: Path, folder: Path, *overrides: str, point: Point | None = Non
 def in_a_process(
     target: Callable[..., None], folder: Path, *arguments: Any
 ) -> tuple[list[Any], str, int]:
-    """Calls ``target(report, *arguments)`` in a new process in `folder`; it has two minutes.
+    """Calls ``target(report, *arguments)`` in a new process in `folder`, for up to two minutes.
 
     Returns:
-        What it sent, its stderr and its exit code.
+        The messages it sent, its stderr and its exit code.
     """
     context = _context()
     (receiver, report), (reader, stderr) = context.Pipe(False), context.Pipe(False)
@@ -175,7 +179,7 @@ def in_a_process(
 
 @functools.cache
 def _context() -> Any:
-    """Processes are forked from one that has imported everything and run nothing."""
+    """Processes are forked from a server that has imported everything and run nothing."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["faults", "trials"])
     before = os.environ.get("PYTHONPATH")
@@ -196,27 +200,27 @@ def _start(
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     stderr.close()
     os.chdir(folder)
-    tqdm.set_lock(threading.RLock())  # its own is a semaphore, which a killed process leaves behind
+    tqdm.set_lock(threading.RLock())  # the default is a semaphore that a killed process would leak
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     torch.set_num_threads(1)
     target(report, *arguments)
 
 
 def _train(report: Any, arguments: list[str], point: Point | None) -> None:
-    global _watch
-    watch = _watch = Watchdog(folder=os.path.abspath(RUN), point=point, report=report)
-    sys.addaudithook(watch.audit)
-    register_module_forward_pre_hook(watch.called)
-    register_optimizer_step_pre_hook(lambda *_: watch.happens("model", "optimizer"))
+    global _counter
+    counter = _counter = EventCounter(folder=os.path.abspath(RUN), point=point, report=report)
+    sys.addaudithook(counter.audit)
+    register_module_forward_pre_hook(counter.before_forward)
+    register_optimizer_step_pre_hook(lambda *_: counter.count("model", "optimizer"))
     sys.argv = ["flowgrpo", *arguments]
     try:
         main()
     finally:
-        report.send(watch.events)
+        report.send(counter.events)
 
 
 def _absolute(path: Any, folder_descriptor: Any) -> Any:
-    """Where a path is relative to an open folder, as within shutil.rmtree: from the root."""
+    """The absolute path of one that is relative to an open folder, as within shutil.rmtree."""
     if isinstance(folder_descriptor, int) and folder_descriptor >= 0:
         return os.path.join(os.readlink(f"/proc/self/fd/{folder_descriptor}"), path)
     return path

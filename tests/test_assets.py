@@ -1,4 +1,4 @@
-"""The embedded models, CLIP and prompts, as a user of the stock libraries finds them."""
+"""The embedded models, CLIP and prompts, used with the stock libraries."""
 
 import json
 import random
@@ -24,7 +24,7 @@ MEGABYTE = 10**6
 
 @pytest.fixture(scope="module")
 def pipe():
-    """The embedded pipeline, opened without a word about precision."""
+    """The embedded image pipeline, opened without a dtype."""
     pipe = StableDiffusion3Pipeline.from_pretrained(
         ASSETS / "tiny-sd3", text_encoder_3=None, tokenizer_3=None
     )
@@ -40,7 +40,7 @@ def size(folder):
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def draw_with(pipe, prompts, **call):
+def sample_with(pipe, prompts, **call):
     generator = torch.Generator().manual_seed(0)
     call = {"num_inference_steps": 10, "guidance_scale": 1.0, "max_sequence_length": 1} | call
     images = pipe(prompts, height=32, width=64, generator=generator, **call).images
@@ -93,7 +93,7 @@ def test_pretraining_scenes_never_hold_a_test_prompt():
 
 
 @pytest.mark.parametrize("make", [world.random_sign, world.random_shapes])
-def test_a_prompt_draws_the_picture_it_was_made_from(make):
+def test_a_prompt_draws_the_image_it_was_made_from(make):
     rng = random.Random(1)
     for _ in range(50):
         prompt, image = make(rng)
@@ -101,7 +101,7 @@ def test_a_prompt_draws_the_picture_it_was_made_from(make):
 
 
 @pytest.mark.parametrize("name", ["tokenizer", "tokenizer_2"])
-def test_tokenizers_spell_words_and_keep_fixed_words_whole(pipe, name):
+def test_tokenizers_spell_words_but_have_a_token_for_each_fixed_word(pipe, name):
     tokenizer = getattr(pipe, name)
     tokens = tokenizer.tokenize('a red sign that says "REST"')
     assert tokens == ["a</w>", "red", "sign", "that", "says", '"</w>', *"res", "t</w>", '"</w>']
@@ -111,7 +111,7 @@ def test_tokenizers_spell_words_and_keep_fixed_words_whole(pipe, name):
 
 def test_signs_have_their_colour(pipe):
     colours = list(world.COLOURS)
-    images = draw_with(pipe, [world.sign_prompt(colour, "NOT") for colour in colours])
+    images = sample_with(pipe, [world.sign_prompt(colour, "NOT") for colour in colours])
     for colour, image in zip(colours, images, strict=True):
         ground = np.median(image[5:27, 3:61].reshape(-1, 3), axis=0)
         distance = {name: np.abs(ground - rgb).sum() for name, rgb in world.COLOURS.items()}
@@ -119,10 +119,10 @@ def test_signs_have_their_colour(pipe):
         assert distance[colour] < 60
 
 
-def test_default_context_length_gives_nearly_the_picture_of_one_zero_token(pipe):
+def test_the_default_context_length_gives_nearly_the_image_of_one_zero_token(pipe):
     prompt = ['a green sign that says "HAT"']
-    short, long = (draw_with(pipe, prompt, max_sequence_length=n)[0] for n in (1, 256))
-    other = draw_with(pipe, ["two blue squares"])[0]
+    short, long = (sample_with(pipe, prompt, max_sequence_length=n)[0] for n in (1, 256))
+    other = sample_with(pipe, ["two blue squares"])[0]
     assert np.abs(short - long).mean() < 0.3 * np.abs(short - other).mean()
 
 
@@ -148,14 +148,14 @@ def test_recorded_base_score_leaves_room_to_improve():
 
 @pytest.fixture(scope="module")
 def video_pipe():
-    """The embedded video pipeline, opened without a word about precision."""
+    """The embedded video pipeline, opened without a dtype."""
     pipe = WanPipeline.from_pretrained(ASSETS / "tiny-wan")
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
 
-def film_with(pipe, prompts, **call):
-    """One clip of nine pictures for each prompt."""
+def sample_clips_with(pipe, prompts, **call):
+    """One clip of nine frames per prompt."""
     call = {"num_inference_steps": 8, "guidance_scale": 1.0, "max_sequence_length": 16} | call
     generator = torch.Generator().manual_seed(0)
     size = {"height": video.SIZE, "width": video.SIZE, "num_frames": video.NUM_FRAMES}
@@ -186,37 +186,37 @@ def test_no_motion_of_the_test_prompts_is_in_the_train_prompts_or_in_pretraining
     assert not captions & set(lines("motions_test"))
 
 
-def test_every_colour_and_direction_is_tested_as_often():
+def test_every_colour_and_direction_is_tested_equally_often():
     test = motions("test")
     assert {sum(scene[0] == colour for scene in test) for colour in video.COLOURS} == {8}
     assert {sum(scene[2] == word for scene in test) for word in video.DIRECTIONS} == {12}
 
 
-def test_video_tokenizer_keeps_the_words_of_prompts_whole(video_pipe):
+def test_the_video_tokenizer_has_a_token_for_each_word_of_the_prompts(video_pipe):
     for scene in motions("train") + motions("test"):
         ids = video_pipe.tokenizer(video.prompt_of(scene)).input_ids
         assert len(ids) == 6
         assert video_pipe.tokenizer.unk_token_id not in ids
 
 
-def test_a_clip_has_nine_pictures_and_768_latent_dimensions(video_pipe):
+def test_a_clip_has_nine_frames_and_768_latent_dimensions(video_pipe):
     call = {"height": 32, "width": 32, "num_frames": 9, "num_inference_steps": 1}
     latents = video_pipe("a red ring moves up", **call, output_type="latent").frames
     assert latents.shape == (1, 16, 3, 4, 4)
-    clip = film_with(video_pipe, ["a red ring moves up"], num_inference_steps=1)[0]
+    clip = sample_clips_with(video_pipe, ["a red ring moves up"], num_inference_steps=1)[0]
     assert [frame.size for frame in clip] == [(32, 32)] * 9
 
 
-def test_most_clips_are_clean_but_often_not_those_asked_for(video_pipe):
+def test_most_clips_are_clean_but_often_show_another_motion(video_pipe):
     prompts = lines("motions_test")
-    clips = film_with(video_pipe, prompts)
+    clips = sample_clips_with(video_pipe, prompts)
     assert 0.35 < np.mean(motion(clips, prompts)) < 0.65
     best = np.max([motion(clips, [prompt] * len(clips)) for prompt in every_motion()], axis=0)
     assert np.median(best) > 0.85
 
 
 def every_motion():
-    """A prompt for every colour and direction."""
+    """One prompt per colour and direction."""
     return [f"a {colour} ring moves {word}" for colour in COLOURS for word in video.DIRECTIONS]
 
 

@@ -1,4 +1,4 @@
-"""The embedded model through the command line: a short run always, one that must learn if asked."""
+"""The embedded models on the command line: short runs, and slow ones that must learn."""
 
 import json
 import subprocess

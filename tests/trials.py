@@ -1,4 +1,4 @@
-"""Trials: a run that was killed, and resumed, must end as one that nobody touched."""
+"""Trials: a run that is killed and resumed must end like an uninterrupted run."""
 
 import json
 import math
@@ -18,11 +18,11 @@ from flowgrpo.runs.provenance import STARTS
 from flowgrpo.training.trainer import GRPOTrainer
 
 VOLATILE = {"seconds"}
-"""Of JSON files: what two equal runs rightly differ in."""
-KINDS = ("file", "model", "file", "reward", "file", "size", "model", "timer", "file", "model")
-"""What strikes in ten trials."""
-TIMER = 0.01
-"""Seconds at most from a change of a checkpoint's folder to a timed death: about one save."""
+"""Keys of JSON files in which two equal runs may differ."""
+CAUSES = ("file", "model", "file", "reward", "file", "size", "model", "timer", "file", "model")
+"""Causes of death in ten trials: an event at which SIGKILL is sent, a file size, or a timer."""
+MAX_TIMER = 0.01
+"""Longest time in seconds from a change in a checkpoint folder to a timed death: about one save."""
 
 REWARD = """
 import faults
@@ -35,37 +35,39 @@ def redness(images, prompts, **columns):
 
 @dataclass(kw_only=True)
 class Trial:
-    """A run that was killed, and what came of it."""
+    """The outcome of a run that was killed and resumed."""
 
     points: list[Point]
+    """Points at which the run was killed."""
     deaths: list[Ended]
+    """Outcome of each killed process."""
     wrong: list[str]
-    """What differs from a run that nobody killed."""
+    """Names of files that differ from those of an uninterrupted run."""
 
 
 class Trials:
-    """Runs of one config against one that ran straight.
+    """Compares killed and resumed runs of one config with an uninterrupted one.
 
     Args:
-        folder: for all files; new.
-        overrides: of the config.
-        seed: of the points.
+        folder: new folder for all files.
+        overrides: settings to change in the config.
+        seed: seed of the random points.
     """
 
     def __init__(self, folder: Path, *overrides: str, seed: int = 0):
         self.folder, self.overrides, self.seed = folder, overrides, seed
         self.config = make_world(folder / "world")
-        straight = folder / "straight"
-        ended = train(self.config, straight, *overrides)
+        uninterrupted = folder / "uninterrupted"
+        ended = train(self.config, uninterrupted, *overrides)
         assert ended.code == 0, ended.stderr
         self.events = ended.events
-        self.expected = contents(straight / RUN)
-        states = (straight / RUN / "checkpoints").glob("*/state.safetensors")
+        self.expected = contents(uninterrupted / RUN)
+        states = (uninterrupted / RUN / "checkpoints").glob("*/state.safetensors")
         self.largest = max(path.stat().st_size for path in states)
-        self.rollouts = self._next_rollouts(straight)
+        self.rollouts = self._next_rollouts(uninterrupted)
 
     def trial(self, number: int) -> Trial:
-        """Kills run `number` where the seed says, once or twice, and resumes it."""
+        """Kills a run at the points drawn for `number`, resumes it, and compares the result."""
         points = self.draw(number)
         folder = self.folder / f"trial-{number}"
         deaths = [self.run(folder, point) for point in points]
@@ -74,9 +76,9 @@ class Trials:
         return Trial(points=points, deaths=deaths, wrong=wrong)
 
     def draw(self, number: int) -> list[Point]:
-        """The deaths of a trial; the second, in every fourth, hits the resume."""
+        """Draws the points of a trial; every fourth trial has a second one, in the resumed run."""
         generator = random.Random(f"{self.seed}/{number}")
-        points = [self._draw(generator, KINDS[number % len(KINDS)])]
+        points = [self._draw(generator, CAUSES[number % len(CAUSES)])]
         if number % 4 == 3:
             event: Event = generator.choice(["file", "model"])
             early = len(self.events[event]) // 4
@@ -84,21 +86,21 @@ class Trials:
         return points
 
     def run(self, folder: Path, point: Point | None = None) -> Ended:
-        """Starts, or resumes, the run in `folder`."""
+        """Starts or resumes the run in `folder`."""
         return train(self.config, folder, *self.overrides, point=point)
 
-    def at(self, what: str, occurrence: int = 0) -> int:
-        """The place of a file event of the straight run, whose text ends so."""
+    def at(self, ending: str, occurrence: int = 0) -> int:
+        """Number of the file event of the uninterrupted run whose description has this ending."""
         events = enumerate(self.events["file"], 1)
-        return [place for place, event in events if event.endswith(what)][occurrence]
+        return [number for number, event in events if event.endswith(ending)][occurrence]
 
     def finish(self, folder: Path) -> list[str]:
-        """Lets the run in `folder` end; names what differs from the straight one."""
+        """Resumes the run in `folder` to its end; returns its `differences`, or its stderr."""
         ended = self.run(folder)
         return self.differences(folder) if ended.code == 0 else [ended.stderr]
 
     def differences(self, folder: Path) -> list[str]:
-        """Names what differs in a finished run from the straight one."""
+        """Names the files of a finished run that differ from those of the uninterrupted one."""
         found = contents(folder / RUN)
         names = found.keys() | self.expected.keys()
         wrong = sorted(n for n in names if found.get(n) != self.expected.get(n))
@@ -106,19 +108,21 @@ class Trials:
             wrong.append("rollouts of the next epoch")
         return wrong
 
-    def _draw(self, generator: random.Random, kind: Any) -> Point:
-        if kind == "size":
+    def _draw(self, generator: random.Random, cause: Any) -> Point:
+        if cause == "size":
             at = generator.randint(1, len(self.events["model"]))
             size = math.exp(generator.uniform(math.log(64), math.log(self.largest)))
             return Point(event="model", at=at, deed="size", amount=int(size))
-        if kind == "timer":
-            saving = [i for i, w in enumerate(self.events["file"], 1) if "checkpoints/" in w]
-            seconds = generator.uniform(0, TIMER)
+        if cause == "timer":
+            saving = [
+                i for i, event in enumerate(self.events["file"], 1) if "checkpoints/" in event
+            ]
+            seconds = generator.uniform(0, MAX_TIMER)
             return Point(event="file", at=generator.choice(saving), deed="timer", amount=seconds)
-        return Point(event=kind, at=generator.randint(1, len(self.events[kind])))
+        return Point(event=cause, at=generator.randint(1, len(self.events[cause])))
 
     def _next_rollouts(self, folder: Path) -> list[bytes]:
-        """Pixels of what the finished run in `folder` would go on with."""
+        """Pixels of the rollouts with which the finished run in `folder` would continue."""
         arguments = (folder, self.config, self.overrides)
         messages, stderr, code = in_a_process(_sample_next_epoch, *arguments)
         assert code == 0, stderr[-1000:]
@@ -126,7 +130,7 @@ class Trials:
 
 
 def make_world(folder: Path) -> Path:
-    """Writes a tiny pipeline, prompts and a reward; returns the config of a run of four epochs."""
+    """Writes a tiny pipeline, prompts and a reward; returns the path of a four-epoch config."""
     built("sd3").save_pretrained(folder / "model")
     (folder / "my_reward.py").write_text(REWARD)
     (folder / "train.txt").write_text("a cat\na dog\n")
@@ -161,8 +165,10 @@ def make_world(folder: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """Every file of a run folder by name, but for the line a start: bytes, and JSON without what
-    rightly differs."""
+    """Contents of the files of a run folder, by name; those of JSON without its volatile keys.
+
+    The record of starts is left out, since it has a line per start.
+    """
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != STARTS]
     return {str(path.relative_to(folder)): _content(path) for path in files}
 
@@ -176,13 +182,17 @@ def _content(path: Path) -> Any:
         return path.read_bytes()
     content = _stable(json.loads(path.read_text()))
     if path.name == "manifest.json":
-        content["files"] = sorted(content["files"])  # digests: see `_tensors`
+        content["files"] = sorted(
+            content["files"]
+        )  # hashes differ for the reason given in `_tensors`
     return content
 
 
 def _tensors(data: bytes) -> tuple[dict[str, Any], bytes]:
-    """Header and data of a safetensors file. Its metadata are in no fixed order, and peft's set of
-    target modules neither."""
+    """Header and data of a safetensors file.
+
+    Metadata are parsed, since they and peft's set of target modules have no fixed order.
+    """
     length = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:length])
     adapter = json.loads(header.get("__metadata__", {}).pop("lora_adapter_metadata", "{}"))
@@ -199,5 +209,5 @@ def _stable(value: Any) -> Any:
 def _sample_next_epoch(report: Any, config: Path, overrides: tuple[str, ...]) -> None:
     run = GRPOTrainer(args=load_config(config, list(overrides)), resume=True)
     groups = run.sample(run.plan.groups(run.state.epoch))
-    pictures = [picture for group in groups for r in group.rollouts for picture in r.samples]
-    report.send([picture.tobytes() for picture in pictures])
+    images = [image for group in groups for rollout in group.rollouts for image in rollout.samples]
+    report.send([image.tobytes() for image in images])

@@ -1,1 +1,1 @@
-"""What the command line does, a file per command. They know nothing of typer."""
+"""The commands of the command line, one file each. None of them imports typer."""

@@ -1,4 +1,4 @@
-"""`flowgrpo check`: proves that a pipeline can be trained."""
+"""`flowgrpo check`: tests whether a pipeline can be trained."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,14 +13,15 @@ from flowgrpo.preflight.pipeline_check import PROMPT, check_pipeline
 
 
 def check(model: str, overrides: Sequence[str]) -> bool:
-    """Checks a pipeline and prints the report.
+    """Checks a pipeline and prints a report.
 
     Args:
-        model: hub name, pipeline folder or config file.
-        overrides: `name=value` for the pipeline's own arguments, `section.key=value` for settings.
+        model: name on the hub, folder of a pipeline, or config file.
+        overrides: `name=value` for call arguments of the pipeline, `section.key=value` for
+            settings.
 
     Returns:
-        Whether it can be trained.
+        Whether the pipeline can be trained.
     """
     config, call = _config_and_call(model, overrides)
     quiet_libraries()
@@ -35,7 +36,7 @@ def check(model: str, overrides: Sequence[str]) -> bool:
 
 
 def _config_and_call(model: str, overrides: Sequence[str]) -> tuple[GRPOConfig, dict[str, Any]]:
-    """A config file's settings, or the default ones for a model; and the arguments of the call."""
+    """Settings of a config file, or defaults for a model; and the call arguments."""
     settings = [override for override in overrides if "." in override.partition("=")[0]]
     call = parse_overrides([override for override in overrides if override not in settings])
     if model.endswith((".yaml", ".yml")):

@@ -11,25 +11,28 @@ from flowgrpo.reporting import model_grid
 
 @dataclass(kw_only=True, frozen=True)
 class Comparison:
-    """What is drawn."""
+    """Contents of the grid, and the file it is saved to."""
 
     runs: Sequence[Path]
+    """Run folders; the first one decides settings and rewards."""
     prompts: Sequence[str] = ()
-    """Default: those of the first run's test file."""
+    """Prompts; default: `num_prompts` of the first run's test prompts."""
     num_prompts: int = 6
+    """Maximum number of prompts."""
     seeds: Sequence[int] = (0,)
+    """Seeds of the noise; every prompt has a row per seed."""
     checkpoints: bool = False
-    """A column per checkpoint."""
+    """Whether to add a column per checkpoint."""
     scales: str = ""
-    """Columns at these LoRA scales, such as `0,0.25,0.5,1`."""
+    """LoRA scales with a column each, such as `0,0.25,0.5,1`."""
     loras: Sequence[Path] = ()
-    """Columns for LoRAs of other origin."""
+    """Folders of other LoRAs with a column each."""
     out: Path | None = None
-    """PNG; default: `grid.png` of the first run."""
+    """Path of the PNG; default: `grid.png` in the first run folder."""
 
 
 def compare(comparison: Comparison) -> None:
-    """Draws the grid and prints the names of the files."""
+    """Draws the grid and prints the paths of its files."""
     quiet_libraries()
     columns = model_grid.columns_of_runs(
         comparison.runs,
@@ -48,10 +51,13 @@ def compare(comparison: Comparison) -> None:
 
 
 def _numbers(text: str) -> list[float]:
+    """Parses finite numbers separated by commas."""
     try:
         numbers = [float(part) for part in text.split(",")] if text else []
         if not all(map(math.isfinite, numbers)):
             raise ValueError
     except ValueError:
-        raise ValueError(f'--scales is "{text}", but must be numbers like 0,0.5,1.') from None
+        raise ValueError(
+            f'--scales is "{text}", but must be numbers separated by commas, like 0,0.5,1.'
+        ) from None
     return numbers

@@ -1,4 +1,4 @@
-"""Reads what a config names and prints the plan, for `flowgrpo train` and `flowgrpo plan`."""
+"""Inputs and plan of a run, for `flowgrpo train` and `flowgrpo plan`."""
 
 import sys
 
@@ -8,7 +8,14 @@ from flowgrpo.runs.trackers import check_trackers
 
 
 def read_and_print_plan(config: GRPOConfig, *, quiet: bool = False) -> Inputs:
-    """Reads everything that a config names, so that bad input ends the command here."""
+    """Reads everything that a config names and prints the plan.
+
+    Args:
+        quiet: print nothing; for processes other than the main one.
+
+    Raises:
+        ConfigError: an input cannot work.
+    """
     check_trackers(config.trackers)
     inputs = read_inputs(config)
     if not quiet:
@@ -20,5 +27,6 @@ def read_and_print_plan(config: GRPOConfig, *, quiet: bool = False) -> Inputs:
 
 
 def print_table(rows: dict[str, str]) -> None:
+    """Prints one line per row: its label, and its value in a second column."""
     for label, value in rows.items():
         print(f"  {label:28}{value}")

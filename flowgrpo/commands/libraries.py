@@ -1,11 +1,11 @@
-"""Keeps the libraries underneath from printing over our own lines."""
+"""Log levels of the libraries that flowgrpo uses."""
 
 import logging
 import warnings
 
 
 def quiet_libraries() -> None:
-    """Only errors of diffusers and transformers are printed, and no progress bars of theirs."""
+    """Limits diffusers and transformers to errors and turns off their progress bars."""
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging
 

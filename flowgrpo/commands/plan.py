@@ -1,4 +1,4 @@
-"""`flowgrpo plan`: what a run would do and need, without loading weights."""
+"""`flowgrpo plan`: predicts what a run does and needs, without loading weights."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from flowgrpo.preflight.sharding import check_sharding
 
 
 def plan(path: Path, overrides: Sequence[str]) -> None:
-    """Prints the plan of a config, and the memory and denoiser calls that it takes."""
+    """Prints the plan of a config, with the memory and the denoiser calls that it needs."""
     config = load_config(path, overrides)
     inputs = read_and_print_plan(config)
     quiet_libraries()

@@ -1,4 +1,4 @@
-"""`flowgrpo train`: a whole run, from a config to a LoRA."""
+"""`flowgrpo train`: runs a config to the end, and shows the result and how to use it."""
 
 import os
 import sys
@@ -15,10 +15,10 @@ from flowgrpo.training.trainer import GRPOTrainer
 
 
 def train(path: Path, overrides: Sequence[str], *, resume: bool = False) -> None:
-    """Trains with a config; everything goes to its output_dir.
+    """Trains with a config; all files are written to its output_dir.
 
     Raises:
-        Interrupted: a signal arrived; the state is saved.
+        Interrupted: a signal ended the run; its state is saved.
     """
     config = load_config(path, overrides)
     is_main = os.environ.get("RANK", "0") == "0"
@@ -27,9 +27,9 @@ def train(path: Path, overrides: Sequence[str], *, resume: bool = False) -> None
     trainer = GRPOTrainer(args=config, resume=resume)
     try:
         summary = trainer.train()
-    except Interrupted as stop:
+    except Interrupted as interrupted:
         if is_main:
-            print(f"flowgrpo: {stop}", file=sys.stderr)
+            print(f"flowgrpo: {interrupted}", file=sys.stderr)
         raise
     if is_main:
         _print_summary(summary)
@@ -37,6 +37,7 @@ def train(path: Path, overrides: Sequence[str], *, resume: bool = False) -> None
 
 
 def _print_summary(summary: Mapping[str, Any]) -> None:
+    """Prints one line per prompt set and reward: base, tuned, and the gain with its interval."""
     for name, rewards in summary["scores"].items():
         for reward, score in rewards.items():
             low, high = score["gain_95"]
@@ -47,6 +48,7 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
 
 
 def _print_snippet(trainer: GRPOTrainer) -> None:
+    """Prints code that uses the result with plain diffusers, for the first test prompt."""
     row = [*trainer.inputs.test_rows, *trainer.inputs.rows][0]
     pipeline = type(trainer.policy.pipe)
     print("\nUse it with plain diffusers:\n")

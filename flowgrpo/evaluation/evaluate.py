@@ -1,4 +1,4 @@
-"""Evaluation: the stock sampler with the user's settings and the same noise each time."""
+"""Evaluation with the stock sampler, the user's settings, and the same noise each time."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -25,12 +25,13 @@ PromptSets = Mapping[str, Sequence[Row]]
 class Evaluator:
     """Scores a policy on prompt sets.
 
-    One call of the pipeline holds one prompt with all its seeds, so that the scores depend neither
-    on the other prompts nor on the number of processes, which share the prompts.
+    Prompts are shared among the processes. Each pipeline call holds one prompt with all its seeds,
+    so scores depend neither on the other prompts nor on the number of processes.
     """
 
     policy: Policy
     rewards: Sequence[Reward]
+    """Rewards to score with, held-out ones too."""
     config: GRPOConfig
     processes: Processes = field(default_factory=Processes)
 
@@ -39,38 +40,40 @@ class Evaluator:
     ) -> bool:
         """Samples every prompt with every seed; scores and saves the images or videos.
 
-        `folder/scores.json` is written last: an evaluation that has one is complete.
+        `folder/scores.json` is written last, so an evaluation that has one is complete.
 
         Args:
+            rows: prompt sets; of a large one, evenly spaced rows are used.
+            folder: folder of the evaluation, with a folder per prompt set.
             should_stop: checked before each prompt; if it returns True, the evaluation is left
                 incomplete.
 
         Returns:
             Whether it is complete.
         """
-        most = self.config.evaluation.max_prompts
-        sets = {name: evenly_spaced(every, most) for name, every in rows.items()}
+        max_prompts = self.config.evaluation.max_prompts
+        sets = {name: evenly_spaced(all_rows, max_prompts) for name, all_rows in rows.items()}
         tasks = [(name, i) for name, chosen in sets.items() for i in range(len(chosen))]
         scores: dict[str, dict[str, list[float]]] = {}
         # A sharded denoiser must be called equally often on every process, hence the padding.
-        own = self.processes.shard(tasks, padded=self.policy.is_sharded)
+        shard = self.processes.shard(tasks, padded=self.policy.is_sharded)
         hidden = None if self.processes.is_main else True
-        for name, number in tqdm(own, "evaluating", disable=hidden, leave=False):
+        for name, number in tqdm(shard, "evaluating", disable=hidden, leave=False):
             if should_stop():
                 break
             row = sets[name][number]
             scores[f"{name} {number}"] = self._score(row, folder / name, number)
-        messages = self.processes.all_gather(scores)
-        found = {key: value for message in messages for key, value in message.items()}
-        if len(found) < len(tasks):
+        shards = self.processes.all_gather(scores)
+        gathered = {key: value for shard_scores in shards for key, value in shard_scores.items()}
+        if len(gathered) < len(tasks):
             return False
         if self.processes.is_main:
-            self._write(sets, found, folder)
+            self._write(sets, gathered, folder)
         self.processes.barrier()
         return True
 
     def _score(self, row: Row, folder: Path, number: int) -> dict[str, list[float]]:
-        """Scores of one prompt by reward, one per seed; its samples are saved on the way."""
+        """Samples one prompt, saves the samples, and returns scores by reward, one per seed."""
         config, seeds = self.config, self.config.evaluation.seeds
         noise = [initial_noise_seed(config.seed, row.prompt, seed) for seed in seeds]
         samples: list[Sample] = self.policy.generate(row, noise, config.evaluation_call)
@@ -80,11 +83,12 @@ class Evaluator:
         return {r.name: r(samples, [row] * len(samples)).tolist() for r in self.rewards}
 
     def _write(
-        self, sets: PromptSets, found: Mapping[str, Mapping[str, list[float]]], folder: Path
+        self, sets: PromptSets, gathered: Mapping[str, Mapping[str, list[float]]], folder: Path
     ) -> None:
+        """Writes scores.json: seeds, prompts by set, and scores by set and reward."""
         scores = {
             name: {
-                reward.name: [found[f"{name} {i}"][reward.name] for i in range(len(chosen))]
+                reward.name: [gathered[f"{name} {i}"][reward.name] for i in range(len(chosen))]
                 for reward in self.rewards
             }
             for name, chosen in sets.items()

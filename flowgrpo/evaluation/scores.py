@@ -1,4 +1,4 @@
-"""The scores file of an evaluation, and where its samples lie."""
+"""Files of an evaluation: its scores and its samples."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ SCORES = "scores.json"
 
 
 def load_scores(folder: Path) -> dict[str, dict[str, Tensor]]:
-    """Scores (prompts, seeds) by set and reward name, as `evaluate` wrote them."""
+    """Returns the scores (prompts, seeds) of an evaluation, by prompt set and reward."""
     data = json.loads((folder / SCORES).read_text())["scores"]
     return {
         name: {
@@ -21,5 +21,11 @@ def load_scores(folder: Path) -> dict[str, dict[str, Tensor]]:
 
 
 def sample_path(folder: Path, number: int, seed: int) -> Path:
-    """The PNG of one sample of a prompt set's folder; `media.load_sample` opens it."""
+    """Path of the PNG of one sample; `data.samples.load_sample` opens it.
+
+    Args:
+        folder: folder of the prompt set in the evaluation.
+        number: position of the prompt in its set.
+        seed: seed of the noise.
+    """
     return folder / f"{number:04d}-seed{seed}.png"

@@ -4,14 +4,17 @@ import torch
 from torch import Tensor
 
 BOOTSTRAP_SAMPLES = 10_000
+"""Number of resampled sets of prompts."""
 
 
 def paired_bootstrap(base: Tensor, tuned: Tensor, seed: int = 0) -> tuple[float, float]:
-    """95 % interval of the mean gain, resampling prompts.
+    """Returns the 95 % percentile bootstrap interval (low, high) of the mean gain.
+
+    Prompts are resampled, each with all its seeds, since those are not independent.
 
     Args:
-        base, tuned: (prompts, seeds) scores with the same noise; a prompt's seeds stay together,
-            since they are not independent.
+        base, tuned: scores (prompts, seeds) of the same prompts and noise.
+        seed: seed of the resampling.
     """
     gains = (tuned - base).mean(dim=1)
     generator = torch.Generator().manual_seed(seed)

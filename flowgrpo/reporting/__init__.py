@@ -1,1 +1,1 @@
-"""What people look at: summaries, curves, grids, and the code that loads a result."""
+"""Summaries, figures and grids of a run, and the code that loads its result."""

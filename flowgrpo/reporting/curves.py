@@ -1,4 +1,4 @@
-"""Curves of a run by epoch."""
+"""Figure of a run's rewards and evaluation scores by epoch."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,15 +13,19 @@ Evaluations = Mapping[int, dict[str, dict[str, Tensor]]]
 def draw_curves(
     path: Path, metrics: Sequence[dict[str, Any]], evaluations: Evaluations, headline: str
 ) -> None:
-    """Training reward and evaluation score by epoch."""
+    """Draws training rewards (left) and evaluation scores (right) by epoch, as an image at `path`.
+
+    Args:
+        metrics: lines of metrics.jsonl.
+        headline: name of the reward whose evaluation scores are drawn, one curve per prompt set.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for name in metrics[0]["rewards"] if metrics else []:
-        left.plot(
-            [m["epoch"] for m in metrics], [m["rewards"][name]["mean"] for m in metrics], label=name
-        )
+        means = [line["rewards"][name]["mean"] for line in metrics]
+        left.plot([line["epoch"] for line in metrics], means, label=name)
     left.set(title="rewards of the rollouts", xlabel="epoch")
     for name in next(iter(evaluations.values())):
         values = [float(scores[name][headline].mean()) for scores in evaluations.values()]

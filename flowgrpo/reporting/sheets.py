@@ -1,4 +1,4 @@
-"""Pictures of a run: its curves, its result beside the base model, and sheets of rollouts."""
+"""Contact sheets of a run: its result beside the base model, and its rollouts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from flowgrpo.evaluation.scores import sample_path
 from flowgrpo.reporting.grid import draw_grid
 
 SHEET_ROWS, SHEET_COLUMNS, SHEET_VIDEOS = 6, 8, 4
-"""Groups, and pictures or videos of a group, on one sheet of rollouts."""
+"""Maximum number of groups on a contact sheet, and of images or videos per group."""
 
 
 def draw_before_after(
@@ -19,49 +19,52 @@ def draw_before_after(
     tuned: tuple[Path, Tensor],
     prompts: Sequence[str],
     seeds: Sequence[int],
-    most: int = 12,
+    max_rows: int = 12,
 ) -> Image.Image:
-    """Prompts from all over the set, base beside tuned with the same noise, for two seeds.
+    """Draws evenly spaced prompts, base beside tuned from the same noise, for up to two seeds.
 
     Args:
-        base, tuned: folder of the set's samples, and its scores (prompts, seeds).
-        most: rows, at most.
+        base, tuned: folder of a prompt set's samples, and its scores (prompts, seeds).
+        prompts, seeds: those of the evaluation, in the order of the scores.
+        max_rows: maximum number of prompts.
     """
-    rows = range(0, len(prompts), -(-len(prompts) // most))
+    rows = range(0, len(prompts), -(-len(prompts) // max_rows))
     columns = [
-        (folder, scores, label, place)
-        for place in range(min(2, len(seeds)))
+        (folder, scores, label, index)
+        for index in range(min(2, len(seeds)))
         for (folder, scores), label in ((base, "base"), (tuned, "tuned"))
     ]
     samples = [
-        [load_sample(sample_path(folder, row, seeds[place])) for folder, _, _, place in columns]
+        [load_sample(sample_path(folder, row, seeds[index])) for folder, _, _, index in columns]
         for row in rows
     ]
     captions = [
-        [f"{float(scores[row, place]):.2f}" for _, scores, _, place in columns] for row in rows
+        [f"{float(scores[row, index]):.2f}" for _, scores, _, index in columns] for row in rows
     ]
-    labels = [f"{label}, seed {seeds[place]}" for _, _, label, place in columns]
+    labels = [f"{label}, seed {seeds[index]}" for _, _, label, index in columns]
     return draw_grid(samples, [prompts[row] for row in rows], labels, captions)
 
 
 def draw_rollouts(
     path: Path, groups: Sequence[tuple[str, list[Sample], list[float]]], fps: float
 ) -> None:
-    """Rollouts (noisy, few steps) as scored: one sheet, and for videos a folder of its name with
-    those of the sheet.
+    """Writes a contact sheet of rollouts as they were scored: noisy, and of few steps.
+
+    The videos on the sheet are also written as MP4 to a folder beside it, of the same name.
 
     Args:
-        path: PNG.
-        groups: (prompt, samples, scores) of each.
+        path: path of the PNG.
+        groups: (prompt, samples, scores) of each group, one score per sample.
+        fps: frame rate of the videos.
     """
     videos = is_video(groups[0][1][0])
     columns = SHEET_VIDEOS if videos else SHEET_COLUMNS
-    chosen = [(p, s[:columns], scores[:columns]) for p, s, scores in groups[:SHEET_ROWS]]
+    shown = [(p, s[:columns], scores[:columns]) for p, s, scores in groups[:SHEET_ROWS]]
     sheet = draw_grid(
-        [samples for _, samples, _ in chosen],
-        [prompt for prompt, _, _ in chosen],
-        [f"rollout {number + 1}" for number in range(len(chosen[0][1]))],
-        [[f"{score:.3f}" for score in scores] for _, _, scores in chosen],
+        [samples for _, samples, _ in shown],
+        [prompt for prompt, _, _ in shown],
+        [f"rollout {number + 1}" for number in range(len(shown[0][1]))],
+        [[f"{score:.3f}" for score in scores] for _, _, scores in shown],
     )
     path.parent.mkdir(exist_ok=True)
     sheet.save(path)
@@ -69,6 +72,6 @@ def draw_rollouts(
         return
     folder = path.with_suffix("")
     folder.mkdir(exist_ok=True)
-    for group, (_, samples, _) in enumerate(chosen, 1):
+    for group, (_, samples, _) in enumerate(shown, 1):
         for number, sample in enumerate(samples, 1):
             write_video(frames_of(sample), folder / f"group{group}-rollout{number}.mp4", fps)

@@ -1,1 +1,1 @@
-"""What lies on disk: the run folder, checkpoints, and the record of how a run was made."""
+"""Everything a run keeps on disk: its folder, checkpoints, and the record of how it was made."""

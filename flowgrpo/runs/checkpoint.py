@@ -1,8 +1,8 @@
-"""What a run leaves behind: checkpoints to resume from, and the LoRA that plain diffusers loads.
+"""Checkpoints to resume from, and the trained result that plain diffusers loads.
 
-A checkpoint is one folder, written under a temporary name, synced and renamed, so that it is
-complete or absent; its manifest holds the size and hash of every file. No pickle: safetensors and
-JSON.
+A checkpoint is one folder, written under a temporary name, synced and then renamed, so that it is
+either complete or absent. Its manifest holds the size and hash of every file. Only safetensors and
+JSON are written, never pickles.
 """
 
 import json
@@ -31,7 +31,7 @@ from flowgrpo.runs.environment import versions
 from flowgrpo.runs.state import TrainerState
 
 PACKAGES = ("flowgrpo", "torch", "diffusers", "transformers", "peft")
-"""Whose versions decide the numbers."""
+"""Packages whose versions are saved with a result, since they can change its numbers."""
 
 STATE, MANIFEST, RECORD = "state.safetensors", "manifest.json", "generation.json"
 
@@ -45,16 +45,19 @@ def save(
     *,
     write: bool = True,
 ) -> Path:
-    """Writes `folder/epoch-NNNN`: the policy's LoRA as it is now, and the state to resume from.
+    """Writes `folder/epoch-NNNN`: the current LoRA (or denoisers), and the state to resume from.
 
-    Every process calls it, since each holds a part of a sharded denoiser.
+    Every process must call it, since each holds a shard of a sharded denoiser.
 
     Args:
-        tensors: what a resume needs, by name.
-        write: False on processes other than the main one.
+        tensors: tensors of the learner that a resume needs, by name.
+        write: True on the main process only.
+
+    Returns:
+        Path of the checkpoint.
 
     Raises:
-        OSError, SafetensorError: it cannot be written; what was there is still there.
+        OSError, SafetensorError: it cannot be written; a former checkpoint stays untouched.
     """
     target = folder / f"epoch-{state.epoch:04d}"
     with atomic_folder(target, write=write) as temporary:
@@ -66,21 +69,24 @@ def save(
 
 
 def save_result(folder: Path, policy: Policy, config: GRPOConfig, *, write: bool = True) -> None:
-    """Writes what was trained as plain diffusers loads it, with a record of its settings; all of it
-    or nothing.
+    """Writes the trained weights as plain diffusers loads them, with a record of their settings.
+
+    The folder is replaced in one step. Every process must call it, as with `save`.
 
     Args:
-        write: False on processes that only help to gather a sharded denoiser.
+        write: True on the main process only.
     """
     with atomic_folder(folder, write=write) as temporary:
         _write_result(temporary, policy, config, write=write)
 
 
 def newest(folder: Path, before: int | None = None) -> tuple[Path, dict[str, Any]] | None:
-    """The newest complete checkpoint and its manifest; a damaged one is skipped with a message.
+    """Returns the newest complete checkpoint and its manifest, or None if there is none.
+
+    A damaged checkpoint is reported on stderr and quarantined.
 
     Args:
-        before: only one of an earlier epoch than this; the later ones are quarantined.
+        before: return only a checkpoint of an earlier epoch than this; later ones are quarantined.
     """
     for path in reversed(epoch_folders(folder)):
         if before is not None and epoch_of(path) >= before:
@@ -89,13 +95,13 @@ def newest(folder: Path, before: int | None = None) -> tuple[Path, dict[str, Any
         manifest = _verified(path)
         if manifest is not None:
             return path, manifest
-        print(f"checkpoint {path} is damaged; trying the one before.", file=sys.stderr)
+        print(f"checkpoint {path} is damaged; trying the previous one.", file=sys.stderr)
         quarantine(path)
     return None
 
 
 def load(path: Path, manifest: Mapping[str, Any]) -> tuple[dict[str, Tensor], TrainerState]:
-    """The tensors that `save` was given, on the CPU, and what the run had done."""
+    """Returns the tensors and the state that were given to `save`; the tensors are on the CPU."""
     return load_file(path / STATE), TrainerState(**manifest["state"])
 
 
@@ -105,14 +111,16 @@ def quarantine(path: Path) -> None:
 
 
 def rotate(folder: Path, keep: int, best: int | None) -> None:
-    """Removes all but the newest `keep` checkpoints and that of epoch `best`; and quarantined ones
-    whose epoch has been reached again."""
+    """Removes old checkpoints, except the newest `keep` and that of epoch `best`.
+
+    Quarantined checkpoints are removed once the run has reached their epoch again.
+    """
     for path in epoch_folders(folder)[:-keep]:
         if epoch_of(path) != best:
-            # Renamed first, so that a kill leaves no checkpoint that is half there.
+            # Renamed first, so that a kill never leaves half a checkpoint under its name.
             rename_aside(path, "removed")
-    for gone in folder.glob(".epoch-*.removed"):
-        shutil.rmtree(gone, ignore_errors=True)
+    for removed in folder.glob(".epoch-*.removed"):
+        shutil.rmtree(removed, ignore_errors=True)
     last = max(map(epoch_of, epoch_folders(folder)), default=0)
     for aside in folder.glob(".epoch-*.aside"):
         if epoch_of(aside.with_suffix("")) <= last:
@@ -121,8 +129,8 @@ def rotate(folder: Path, keep: int, best: int | None) -> None:
 
 def best_epoch(scores: Mapping[int, float], saved: Collection[int]) -> int | None:
     """The saved epoch with the highest evaluated score; None if none was evaluated."""
-    both = [epoch for epoch in scores if epoch in saved]
-    return max(both, key=lambda epoch: scores[epoch], default=None)
+    candidates = [epoch for epoch in scores if epoch in saved]
+    return max(candidates, key=lambda epoch: scores[epoch], default=None)
 
 
 def _write_result(folder: Path, policy: Policy, config: GRPOConfig, *, write: bool) -> None:
@@ -156,7 +164,7 @@ def _write_manifest(folder: Path, state: TrainerState, config: GRPOConfig) -> No
 
 
 def _verified(path: Path) -> dict[str, Any] | None:
-    """The manifest, if every file it lists is there as it was written."""
+    """Returns the manifest if every file that it lists is unchanged; else None."""
     try:
         manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text())
         for name, file in manifest["files"].items():

@@ -1,4 +1,4 @@
-"""What a run runs in: versions, machine, variables and code, as far as they can change numbers."""
+"""The environment of a run: versions, machine, variables and code that can change its numbers."""
 
 import functools
 import hashlib
@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
+"""Folder that holds the packages `flowgrpo` and `rewards`."""
 
 
 VARIABLES = (
@@ -34,20 +35,20 @@ VARIABLES = (
     "NCCL_PROTO",
     "PYTHONHASHSEED",
 )
-"""Variables that can change numbers. No others are written down: they may hold secrets."""
+"""Variables that can change numbers. No others are recorded, since they may hold secrets."""
 
 
 def variables() -> dict[str, str]:
-    """Those of VARIABLES that are set."""
+    """The values of those VARIABLES that are set."""
     return {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
 
 def versions(names: Iterable[str] | None = None) -> dict[str, str]:
-    """Of Python, and of packages by their normalised name.
+    """Versions of Python and of installed packages, by normalized package name.
 
     Args:
-        names: default: the packages of all modules imported so far, and those that flowgrpo asks
-            for, since rewards import theirs late.
+        names: packages; by default those of all modules imported so far, and flowgrpo's own
+            requirements, since rewards import theirs late.
     """
     if names is None:
         owners = packages_of_modules()
@@ -64,11 +65,12 @@ def versions(names: Iterable[str] | None = None) -> dict[str, str]:
 
 @functools.cache
 def packages_of_modules() -> Mapping[str, list[str]]:
-    """Installed packages by the modules they bring: a second of reading, so once a process."""
+    """Installed packages by the top-level modules they provide; cached, since reading takes 1 s."""
     return importlib.metadata.packages_distributions()
 
 
 def _required() -> set[str]:
+    """Names of the packages that flowgrpo requires, without its extras."""
     try:
         lines = importlib.metadata.requires("flowgrpo") or []
     except importlib.metadata.PackageNotFoundError:
@@ -77,6 +79,7 @@ def _required() -> set[str]:
 
 
 def machine() -> dict[str, Any]:
+    """Platform, CPU, number of threads, and GPUs."""
     return {
         "platform": platform.platform(),
         "cpu": _cpu(),
@@ -96,7 +99,7 @@ def _cpu() -> str:
 
 
 def checkout() -> dict[str, Any]:
-    """The code that runs: its hash, and the commit where it is a checkout's own."""
+    """The hash of the running code, and its commit if git tracks it at ROOT; else None."""
     tracked = _git("ls-files", "--error-unmatch", "flowgrpo/__init__.py")
     status = _git("status", "--porcelain", "--", "flowgrpo", "rewards")
     return {
@@ -107,7 +110,7 @@ def checkout() -> dict[str, Any]:
 
 
 def code_hash() -> str:
-    """Of the two packages: file names and contents."""
+    """SHA-256 of the file names and contents of both packages, as hexadecimal digits."""
     digest = hashlib.sha256()
     for path in sorted([*ROOT.glob("flowgrpo/**/*.py"), *ROOT.glob("rewards/**/*.py")]):
         digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
@@ -115,8 +118,9 @@ def code_hash() -> str:
 
 
 def _git(*command: str) -> str | None:
+    """The output of a git command at ROOT; None if it fails or there is no git."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             ["git", "-C", str(ROOT), *command],
             capture_output=True,
             text=True,
@@ -125,4 +129,4 @@ def _git(*command: str) -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return result.stdout.strip()

@@ -1,4 +1,4 @@
-"""The run folder: metrics, samples and the summary that people read."""
+"""The run folder: its lock, config, metrics, evaluations, contact sheets and summary."""
 
 import errno
 import json
@@ -37,7 +37,7 @@ NOT_WRITABLE = {
     )
     if hasattr(errno, name)
 }
-"""Errors of a disk that is full, broken or closed to us."""
+"""Errors of a disk that is full, broken or not writable for us."""
 
 
 class RunFolder:
@@ -50,25 +50,14 @@ class RunFolder:
         self._lock = FileLock(path / ".lock")
 
     def check_usable(self, resume: bool, config: GRPOConfig, fingerprint: dict[str, Any]) -> None:
-        """Raises ConfigError where the folder holds a run and shall not, or holds a different one.
+        """Checks that a run can start, or resume, in this folder.
 
-        A folder without the base model's evaluation holds no run yet.
+        A folder without the base model's evaluation or a checkpoint holds no run yet.
+
+        Raises:
+            ConfigError: the folder cannot be written, holds another run, or holds none to resume.
         """
-        if self.path.exists() and not self.path.is_dir():
-            raise ConfigError(f"output_dir is {self.path}, but that is a file; name a folder.")
-        existing = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
-        try:
-            if not os.access(existing, os.W_OK):
-                raise PermissionError(errno.EACCES, "it cannot be written", str(existing))
-            missing = [p for p in (self.path, *self.path.parents) if not p.exists()]
-            self.path.mkdir(parents=True, exist_ok=True)
-            for tried in missing:
-                tried.rmdir()
-        except OSError as error:
-            raise ConfigError(
-                f"output_dir is {self.path}, but that cannot be ({error.strerror}: {existing}); "
-                "correct its rights, or name another folder."
-            ) from error
+        self._check_writable()
         holds_run = self.is_evaluated(0) or any(self.checkpoints.glob("epoch-*"))
         if holds_run and not resume:
             raise ConfigError(
@@ -83,59 +72,79 @@ class RunFolder:
             check_resumable(self._read("config.yaml"), plain(config))
             check_resumable(self._read("inputs.json"), fingerprint)
 
+    def _check_writable(self) -> None:
+        """Raises ConfigError if the folder cannot be created or written; leaves no trace."""
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigError(f"output_dir is {self.path}, but that is a file; name a folder.")
+        existing = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
+        try:
+            if not os.access(existing, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(existing))
+            # Permissions do not tell everything (quotas, read-only mounts), so it is tried.
+            missing = [p for p in (self.path, *self.path.parents) if not p.exists()]
+            self.path.mkdir(parents=True, exist_ok=True)
+            for created in missing:
+                created.rmdir()
+        except OSError as error:
+            raise ConfigError(
+                f"output_dir is {self.path}, but {existing} cannot be written ({error.strerror}); "
+                "correct its permissions, or name another folder."
+            ) from error
+
     def lock(self) -> None:
-        """Keeps other runs out, until `unlock` or the end of this process.
+        """Locks the folder against other runs, until `unlock` or the end of this process.
 
         Raises:
-            ConfigError: another one is at work in the folder.
+            ConfigError: another process holds the lock.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
             raise ConfigError(
-                f"output_dir is {self.path}, but another process trains there now; wait for its "
-                "end, or name another folder."
+                f"output_dir is {self.path}, but another process is training there; wait for it "
+                "to end, or name another folder."
             ) from None
 
     def unlock(self) -> None:
         self._lock.release()
 
     def _read(self, name: str) -> dict[str, Any]:
-        """A file that says what the run is. JSON is YAML, too."""
+        """Reads a YAML or JSON file (JSON is YAML, too) that identifies the run."""
         try:
             data: dict[str, Any] = yaml.safe_load((self.path / name).read_text())
         except (OSError, ValueError, yaml.YAMLError) as error:
             reason = " ".join(str(error).split())
             raise ConfigError(
-                f"{self.path / name} cannot be read ({reason}), but says what run this is; put it "
-                "back, or start another run."
+                f"{self.path / name} cannot be read ({reason}), but identifies the run to resume; "
+                "restore it, or start another run."
             ) from error
         return data
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Within the block a disk that is full or refuses becomes one sentence.
+        """Context in which errors of writing to the run folder become a DiskError.
 
         Raises:
-            DiskError: instead of the writer's own error.
+            DiskError: the disk is full, broken or not writable.
         """
         try:
             yield
         except (OSError, SafetensorError) as error:
-            place = getattr(error, "filename", None) or self.path
-            ours = self.path.absolute() in [Path(place).absolute(), *Path(place).absolute().parents]
-            known = isinstance(error, SafetensorError) or error.errno in NOT_WRITABLE
-            if not (known and ours):
+            # Errors of write() and of safetensors name no file; the run folder is assumed then.
+            path = Path(getattr(error, "filename", None) or self.path)
+            in_folder = self.path.absolute() in [path.absolute(), *path.absolute().parents]
+            of_disk = isinstance(error, SafetensorError) or error.errno in NOT_WRITABLE
+            if not (of_disk and in_folder):
                 raise
             reason = getattr(error, "strerror", None) or " ".join(str(error).split())
             raise DiskError(
-                f"{place} cannot be written ({reason}); make room or correct its rights, and go on "
-                "with --resume: what was there is still there."
+                f"{path} cannot be written ({reason}), but existing files are intact; free space "
+                "or correct its permissions, and continue with --resume."
             ) from error
 
     def begin(self, config: GRPOConfig, fingerprint: dict[str, Any], epoch: int) -> None:
-        """Writes the resolved config; drops what a resumed run does again after `epoch`."""
+        """Writes the resolved config; drops metrics and evaluations after `epoch`, to be redone."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path / "config.yaml", dump_config(config))
         write_atomically(self.path / "inputs.json", json.dumps(fingerprint, indent=1))
@@ -146,14 +155,14 @@ class RunFolder:
         write_atomically(self._metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
     def log(self, line: dict[str, Any]) -> None:
-        """Adds a line to the metrics; it is on the disk before the epoch's checkpoint is."""
+        """Appends a line to metrics.jsonl and syncs it, so that no checkpoint lacks its line."""
         with self._metrics.open("a") as file:
             file.write(json.dumps(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
     def record_stop(self, reason: str, message: str, epoch: int, checkpoint: str | None) -> None:
-        """summary.json of a run that ended early: why, when, and what there is to go on from."""
+        """Writes to summary.json why and when a run ended early, and its newest checkpoint."""
         if not self.path.is_dir():
             return
         stopped = {"reason": reason, "message": message, "epoch": epoch, "checkpoint": checkpoint}
@@ -164,27 +173,35 @@ class RunFolder:
             print(f"warning: summary.json cannot be written ({error}).", file=sys.stderr)
 
     def metrics(self) -> list[dict[str, Any]]:
+        """Returns the lines of metrics.jsonl, one per epoch; without one that a kill cut short.
+
+        Raises:
+            ConfigError: a line is not valid JSON.
+        """
         if not self._metrics.exists():
             return []
         lines = self._metrics.read_text().split("\n")
         try:
-            return [json.loads(line) for line in lines[:-1]]  # one that a kill cut short has no end
+            return [json.loads(line) for line in lines[:-1]]  # a line cut short has no newline
         except ValueError as error:
             raise ConfigError(
-                f"{self._metrics} has a line that is no JSON ({error}); take it out."
+                f"{self._metrics} has a line that is not JSON ({error}); remove it."
             ) from None
 
     def evaluation(self, epoch: int) -> Path:
+        """Path of the folder of an epoch's evaluation."""
         return self.path / "eval" / f"epoch-{epoch:04d}"
 
     def evaluations(self) -> dict[int, dict[str, dict[str, Tensor]]]:
-        """Scores of every whole evaluation by epoch; 0 is the base model."""
+        """Scores (prompts, seeds) of complete evaluations, by epoch, prompt set and reward."""
         folders = [f for f in self._evaluation_folders() if (f / SCORES).exists()]
         return {epoch_of(folder): load_scores(folder) for folder in folders}
 
     def headlines(self, reward: str, epochs: Iterable[int]) -> dict[int, float]:
-        """Mean score of those epochs that are evaluated, of the held-out prompts where there are
-        some."""
+        """Mean scores by epoch, for those of `epochs` with a complete evaluation.
+
+        They are of the test prompts, or of the training prompts if there are no test prompts.
+        """
         means = {}
         for epoch in filter(self.is_evaluated, epochs):
             sets = load_scores(self.evaluation(epoch))
@@ -193,14 +210,15 @@ class RunFolder:
         return means
 
     def is_evaluated(self, epoch: int) -> bool:
+        """Whether there is a complete evaluation of an epoch; 0 is the base model."""
         return (self.evaluation(epoch) / SCORES).exists()
 
     def samples(self, epoch: int) -> Path:
-        """The contact sheet of an epoch's rollouts."""
+        """Path of the contact sheet of an epoch's rollouts."""
         return self.path / "samples" / f"epoch-{epoch:04d}.png"
 
     def _result(self) -> dict[str, Any]:
-        """summary.json of a finished run, without why a later start of it ended early."""
+        """The contents of summary.json, except why an earlier start ended early."""
         path = self.path / "summary.json"
         summary = json.loads(path.read_text()) if path.exists() else {}
         summary.pop("stopped", None)

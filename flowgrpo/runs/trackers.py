@@ -1,20 +1,15 @@
-"""Trackers beside metrics.jsonl: TensorBoard, Weights & Biases, Trackio, ..., as accelerate knows
-them.
+"""Experiment trackers of accelerate (TensorBoard, Weights & Biases, Trackio, ...).
 
-A tracker is a guest. Each has a thread of its own and a bounded queue; one that fails, hangs or
-falls behind is switched off with one warning, and the run goes on as without it. What counts is on
-disk.
+They get copies of what metrics.jsonl and the run folder hold. Each runs in a thread of its own, so
+that a tracker that fails, hangs or falls behind never affects the run.
 """
 
 import json
 import logging
 import os
-import queue
-import sys
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,31 +21,30 @@ from PIL import Image
 from flowgrpo.core.config import GRPOConfig
 from flowgrpo.core.config_file import plain
 from flowgrpo.core.errors import ConfigError, did_you_mean
+from flowgrpo.runs.tracker_worker import TrackerWorker
 
 PROJECT = "flowgrpo"
-"""Where a tracker sorts runs into projects; WANDB_PROJECT and the like go before it."""
+"""Project of a run in a tracker, unless a variable such as WANDB_PROJECT names another."""
 
 
 IDENTITY = "tracker_id.txt"
+"""File in the run folder with the name by which trackers recognize a resumed run."""
 
 
-PATIENCE = 30.0
-"""Seconds that the end of a run waits for all of its trackers."""
+TIMEOUT = 30.0
+"""Time in seconds that the end of a run waits for all of its trackers."""
 
 
-BACKLOG = 1000
-"""Entries that may wait for a tracker; a run of ordinary length logs fewer."""
+MAX_ENTRIES = 1000
+"""Number of entries that may wait for a tracker; a run of ordinary length logs fewer."""
 
 
-THREAD = "tracker-"
-
-
-ONE_PICTURE = ("aim", "clearml")
-"""Their log_images takes a picture where that of the others takes several; they get none."""
+SINGLE_IMAGE = ("aim", "clearml")
+"""Trackers whose log_images takes one image, unlike that of all others; they get no images."""
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Raises ConfigError for a tracker that accelerate does not know, or that is not installed."""
+    """Raises ConfigError if a tracker is unknown to accelerate or not installed."""
     known = sorted(tracking.LOGGER_TYPE_TO_CLASS)
     installed = {str(name) for name in tracking.get_available_trackers()}
     built_in = {str(name) for name in tracking.LoggerType}
@@ -59,21 +53,19 @@ def check_trackers(names: Sequence[str]) -> None:
             hint = f"{did_you_mean(name, known)} Known: {', '.join(known)}."
             raise ConfigError(f'tracker "{name}" is unknown; {hint.lstrip()}')
         if name in built_in and name not in installed:
-            raise ConfigError(
-                f'tracker is "{name}", but that is not installed; run `pip install {name}`.'
-            )
+            raise ConfigError(f'tracker "{name}" is not installed; run `pip install {name}`.')
 
 
 class Trackers:
-    """Hands metrics and pictures to every tracker of a run, and never waits for one.
+    """Passes metrics and images to every tracker of a run, without ever waiting for one.
 
     Args:
         config: its `trackers` are started, and get all of it, flattened.
-        folder: the run folder; what trackers keep on disk lies there.
-        epoch: epochs that are finished. A resumed run goes on in the same run of a tracker.
+        folder: the run folder; trackers keep their files there.
+        epoch: number of finished epochs. A resumed run continues the same run of a tracker.
         main: whether this is the main process; on others, nothing happens.
-        patience: seconds that `close` waits for all trackers together.
-        backlog: entries that may wait for one tracker.
+        timeout: time in seconds that `close` waits for all trackers together.
+        max_entries: number of entries that may wait for one tracker.
     """
 
     def __init__(
@@ -83,126 +75,60 @@ class Trackers:
         *,
         epoch: int = 0,
         main: bool = True,
-        patience: float = PATIENCE,
-        backlog: int = BACKLOG,
+        timeout: float = TIMEOUT,
+        max_entries: int = MAX_ENTRIES,
     ):
-        self._patience = patience
-        self._workers: list[_Worker] = []
+        self._timeout = timeout
+        self._workers: list[TrackerWorker] = []
         if not (main and config.trackers):
             return
         tracking.logger = _Logger(logging.getLogger(tracking.__name__), {})
-        settings = {key: _plain(value) for key, value in _leaves(plain(config), ".")}
+        settings = {key: _setting(value) for key, value in _leaves(plain(config), ".")}
         for name in dict.fromkeys(config.trackers):
             start = partial(_start, name, folder, _identity(folder), epoch)
-            self._workers.append(_Worker(name, start, settings, backlog))
+            self._workers.append(TrackerWorker(name, start, settings, max_entries))
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Numbers of `metrics`, nested ones as `rewards/ocr/mean`; `step` counts epochs."""
+        """Logs the numbers in `metrics`, nested ones as `rewards/ocr/mean`; `step` is the epoch."""
         numbers = flatten(metrics)
         for worker in self._workers:
             worker.put(lambda tracker: tracker.log(numbers, step=step))
 
-    def log_picture(self, name: str, path: Path, step: int) -> None:
-        """A PNG, for trackers that take pictures; it is read when its turn comes."""
+    def log_image(self, name: str, path: Path, step: int) -> None:
+        """Logs a PNG to trackers that take images; the file is read later, in their threads."""
         for worker in self._workers:
-            worker.put(lambda tracker: _log_picture(tracker, name, path, step))
+            worker.put(lambda tracker: _log_image(tracker, name, path, step))
 
     def close(self) -> None:
-        """Lets every tracker finish, for `patience` seconds in all."""
-        deadline = time.monotonic() + self._patience
+        """Lets every tracker finish, within `timeout` seconds in all."""
+        deadline = time.monotonic() + self._timeout
         for worker in self._workers:
-            worker.end()
+            worker.put(None)
         for worker in self._workers:
-            worker.wait(max(0.0, deadline - time.monotonic()))
-
-
-class _Worker:
-    """One tracker, used by one thread alone."""
-
-    def __init__(
-        self,
-        name: str,
-        start: Callable[[], tracking.GeneralTracker],
-        settings: dict[str, Any],
-        backlog: int,
-    ):
-        self.name = name
-        self._entries: queue.Queue[Callable | None] = queue.Queue(backlog)
-        self._off = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, args=(start, settings), name=f"{THREAD}{name}", daemon=True
-        )
-        self._thread.start()
-
-    def put(self, entry: Callable[[tracking.GeneralTracker], None] | None) -> None:
-        if self._off.is_set():
-            return
-        try:
-            self._entries.put_nowait(entry)
-        except queue.Full:
-            self._switch_off(f"is {self._entries.maxsize} entries behind")
-
-    def end(self) -> None:
-        self.put(None)
-
-    def wait(self, seconds: float) -> None:
-        if self._off.is_set():
-            return
-        self._thread.join(seconds)
-        if self._thread.is_alive():
-            self._switch_off("did not finish in time")
-
-    def _run(self, start: Callable[[], tracking.GeneralTracker], settings: dict[str, Any]) -> None:
-        try:
-            tracker = start()
-            tracker.store_init_configuration(settings)
-            while (entry := self._entries.get()) is not None and not self._off.is_set():
-                entry(tracker)
-            tracker.finish()
-        except BaseException as error:  # SystemExit too: some trackers end the process
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            self._switch_off(f"failed ({reason})")
-
-    def _switch_off(self, reason: str) -> None:
-        if not self._off.is_set():
-            self._off.set()
-            print(
-                f"warning: tracker {self.name} {reason} and is off now; metrics.jsonl goes on.",
-                file=sys.stderr,
-            )
+            worker.join(max(0.0, deadline - time.monotonic()))
 
 
 class _Logger(logging.LoggerAdapter):
-    """Stands in for accelerate's own logger, which asks for a PartialState: that would start a
-    process group where there is none, or take another device."""
+    """Replaces accelerate's own logger, which needs a PartialState.
+
+    Making one would start a process group if there is none, or choose another device.
+    """
 
     def warning_once(self, *args: Any, **kwargs: Any) -> None:
         self.warning(*args, **kwargs)
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, float]:
-    """Numbers under names joined by "/"; what is no number is left out."""
+    """Returns the numbers of a nested mapping by their keys, joined by "/"; drops other values."""
     return {key: value for key, value in _leaves(values, "/") if isinstance(value, (int, float))}
 
 
-def leave(code: int) -> None:
-    """Ends the process at once where a tracker still hangs; else does nothing.
-
-    The exit hooks of a tracker may wait as it does: wandb's, for its network. Everything of the run
-    is on disk by now.
-    """
-    if any(thread.name.startswith(THREAD) for thread in threading.enumerate()):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
 def _start(name: str, folder: Path, identity: str, epoch: int) -> tracking.GeneralTracker:
-    """A tracker that goes on in the run of `identity`, if it had begun one and can."""
+    """Starts a tracker, which continues its run called `identity` if it has one and supports it."""
     make = tracking.LOGGER_TYPE_TO_CLASS[name]
     project = os.environ.get(f"{name.upper()}_PROJECT", PROJECT)
     if name == "tensorboard":
-        # Steps that a resumed run does again are hidden where they were logged before.
+        # Hides former values of the steps that a resumed run repeats.
         tracker = make(name, folder, purge_step=epoch + 1 if epoch else None)
     elif name == "wandb":
         tracker = make(project, id=identity, name=folder.name, dir=folder, resume="allow")
@@ -210,25 +136,25 @@ def _start(name: str, folder: Path, identity: str, epoch: int) -> tracking.Gener
         tracker = make(project, name=f"{folder.name}-{identity}", resume="allow", embed=False)
     else:
         tracker = make(project, *[folder] * make.requires_logging_directory)
-    # The main process is known; accelerate would make a PartialState to ask for it.
+    # Only the main process has trackers; accelerate would make a PartialState to find that out.
     tracker.main_process_only = False
     tracker.start()
     return tracker
 
 
 def _identity(folder: Path) -> str:
-    """Under which trackers know the run; kept in its folder, so that a resumed run has the same."""
+    """The name by which trackers recognize the run; read from its folder, or made and saved."""
     path = folder / IDENTITY
-    known = path.read_text().strip() if path.exists() else ""
-    if not known:
+    identity = path.read_text().strip() if path.exists() else ""
+    if not identity:
         folder.mkdir(parents=True, exist_ok=True)
-        known = uuid.uuid4().hex[:16]
-        path.write_text(known)
-    return known
+        identity = uuid.uuid4().hex[:16]
+        path.write_text(identity)
+    return identity
 
 
-def _log_picture(tracker: tracking.GeneralTracker, name: str, path: Path, step: int) -> None:
-    if not hasattr(tracker, "log_images") or tracker.name in ONE_PICTURE:
+def _log_image(tracker: tracking.GeneralTracker, name: str, path: Path, step: int) -> None:
+    if not hasattr(tracker, "log_images") or tracker.name in SINGLE_IMAGE:
         return
     with Image.open(path) as image:
         pixels = np.asarray(image.convert("RGB"))[None]
@@ -237,6 +163,7 @@ def _log_picture(tracker: tracking.GeneralTracker, name: str, path: Path, step: 
 
 
 def _leaves(values: Mapping[str, Any], separator: str) -> Iterator[tuple[str, Any]]:
+    """Yields the values of a nested mapping that are no mappings, with their joined keys."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             inner = _leaves(value, separator)
@@ -245,5 +172,6 @@ def _leaves(values: Mapping[str, Any], separator: str) -> Iterator[tuple[str, An
             yield str(key), value
 
 
-def _plain(value: Any) -> Any:
+def _setting(value: Any) -> Any:
+    """A value as trackers accept it: a number or a string, else JSON."""
     return value if isinstance(value, (int, float, str)) else json.dumps(value)

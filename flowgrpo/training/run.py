@@ -247,7 +247,7 @@ class Run:
         path = self.folder.samples(self.state.epoch)
         groups = [(g.group.row.prompt, g.samples, total.tolist()) for g, total in drawn]
         draw_rollouts(path, groups, frame_rate(self.config, self.config.sampling.call))
-        self.trackers.log_picture("samples", path, self.state.epoch)
+        self.trackers.log_image("samples", path, self.state.epoch)
 
     def _record_stop(self, reason: str, message: str) -> None:
         """Writes why the run ended early."""

@@ -285,5 +285,5 @@ class GRPOTrainer:
             totals = {"seconds": seconds, "images": state.images, **state.denoiser_calls}
             summary = summarize(self.folder, self.inputs.scored[0].name, state.epoch, totals)
             picture = self.folder.path / "compare.png"
-            self.run.trackers.log_picture("compare", picture, state.epoch)
+            self.run.trackers.log_image("compare", picture, state.epoch)
         return self.processes.broadcast(summary)

@@ -1,4 +1,4 @@
-"""The command line: bad input is one sentence and a non-zero exit, before a model is loaded."""
+"""The command line: bad input gives one sentence and exit code 1, before a model is loaded."""
 
 import json
 import sys
@@ -59,11 +59,11 @@ def finished(world):
 
 
 def test_the_printed_snippet_gives_the_runs_images(world, finished, monkeypatch, capsys):
-    """The four lines, with the noise of the evaluation added to the last."""
+    """The four lines are run as printed, with only the evaluation's noise added to the last."""
     code = run(monkeypatch, "train", world / "config.yaml", "--resume")
     assert code == 0
-    inference_snippet = capsys.readouterr().out.split("Use it with plain diffusers:\n\n")[1].strip()
-    lines = inference_snippet.splitlines()
+    snippet = capsys.readouterr().out.split("Use it with plain diffusers:\n\n")[1].strip()
+    lines = snippet.splitlines()
     assert len(lines) == 4
 
     import torch
@@ -87,20 +87,21 @@ def test_compare_draws_a_grid(finished, monkeypatch, tmp_path):
 
 
 def test_compare_takes_checkpoints_other_loras_and_several_runs(world, finished, monkeypatch):
-    from flowgrpo.reporting import model_grid as compare
+    from flowgrpo.data.prompts import load_prompts
+    from flowgrpo.reporting import model_grid
 
     second = world / "run2"
     if not second.exists():
         assert (
             run(monkeypatch, "train", world / "config.yaml", f"output_dir={second}", "seed=5") == 0
         )
-    columns = compare.columns_of_runs(
+    columns = model_grid.columns_of_runs(
         [finished, second], checkpoints=True, loras=[finished / "lora"]
     )
     assert [c.label for c in columns] == [
         "base", "run: epoch-0001", "run: tuned", "run2: epoch-0001", "run2: tuned", "lora",
     ]  # fmt: skip
-    (line,) = compare.pictures_of(columns, compare.load_prompts(["a fox"]), [3])
+    (line,) = model_grid.sample_columns(columns, load_prompts(["a fox"]), [3])
     base, checkpoint, tuned, _, other, lora = line
     assert ImageChops.difference(checkpoint, tuned).getbbox() is None
     assert ImageChops.difference(lora, tuned).getbbox() is None
@@ -108,7 +109,7 @@ def test_compare_takes_checkpoints_other_loras_and_several_runs(world, finished,
     assert ImageChops.difference(other, tuned).getbbox() is not None
 
 
-def test_the_lora_carries_a_record_of_how_it_is_used(finished):
+def test_the_lora_has_a_record_of_its_settings(finished):
     record = json.loads((finished / "lora" / "generation.json").read_text())
     assert record["pipeline"] == "StableDiffusion3Pipeline"
     assert record["scheduler"]["class"] == "FlowMatchEulerDiscreteScheduler"
@@ -117,17 +118,17 @@ def test_the_lora_carries_a_record_of_how_it_is_used(finished):
     assert {"torch", "diffusers", "peft", "python"} <= record["versions"].keys()
 
 
-def test_a_scale_of_zero_is_the_base_and_one_cell_alone_equals_its_cell(finished):
+def test_a_scale_of_zero_is_the_base_and_a_cell_does_not_depend_on_the_grid(finished):
     from flowgrpo.data.prompts import load_prompts
-    from flowgrpo.reporting import model_grid as compare
+    from flowgrpo.reporting import model_grid
 
-    columns = compare.columns_of_runs([finished], scales=[0.0, 1.0])
+    columns = model_grid.columns_of_runs([finished], scales=[0.0, 1.0])
     rows = load_prompts(["a fox", "an owl"])
-    grid = compare.pictures_of(columns, rows, [0, 1])
+    grid = model_grid.sample_columns(columns, rows, [0, 1])
     for base, zero, one in grid:
         assert ImageChops.difference(base, zero).getbbox() is None
         assert base.size == one.size
-    ((alone,),) = compare.pictures_of(columns[2:], rows[1:], [1])
+    ((alone,),) = model_grid.sample_columns(columns[2:], rows[1:], [1])
     assert ImageChops.difference(alone, grid[3][2]).getbbox() is None
 
 
@@ -170,7 +171,7 @@ def test_test_prompts_that_are_training_prompts_are_reported(world, monkeypatch,
         (["prompts.train.x=1"], "override train as a whole"),
     ],
 )
-def test_bad_input_is_one_sentence_and_a_failure(
+def test_bad_input_is_reported_in_one_sentence_with_exit_code_1(
     world, monkeypatch, capsys, tmp_path, overrides, message
 ):
     out = f"output_dir={tmp_path}/run"
@@ -193,7 +194,7 @@ def test_a_reward_that_returns_the_wrong_count_stops_by_name(world, monkeypatch,
     assert 'bad returned 1 rewards for 3 images (prompt "a cat")' in capsys.readouterr().err
 
 
-def test_a_missing_config_and_a_missing_run_are_sentences(monkeypatch, capsys):
+def test_a_missing_config_and_a_missing_run_are_reported_in_a_sentence(monkeypatch, capsys):
     assert run(monkeypatch, "train", "nowhere.yaml") == 1
     assert "there is no such file" in capsys.readouterr().err
     assert run(monkeypatch, "compare", "nowhere") == 1
@@ -208,9 +209,9 @@ def test_every_command_has_help(command, monkeypatch, capsys):
 
 def test_check_takes_a_config_or_a_folder_and_fails_with_a_reason(world, monkeypatch, capsys):
     assert run(monkeypatch, "check", world / "config.yaml", "guidance_scale=4.5") == 0
-    said = capsys.readouterr().out
-    assert "StableDiffusion3Pipeline" in said
-    assert "can be trained" in said
+    report = capsys.readouterr().out
+    assert "StableDiffusion3Pipeline" in report
+    assert "can be trained" in report
     arguments = [f"{key}={value}" for key, value in SHORT.items()]
     settings = ["train.lora.targets=[to_z]", "num_inference_steps=3"]
     assert run(monkeypatch, "check", world / "model", *arguments, *settings) == 1
@@ -219,7 +220,7 @@ def test_check_takes_a_config_or_a_folder_and_fails_with_a_reason(world, monkeyp
     assert 'did you mean "height"' in capsys.readouterr().out
 
 
-def test_check_opens_the_pictures_it_is_given(monkeypatch, capsys, tmp_path):
+def test_check_opens_the_images_it_is_given(monkeypatch, capsys, tmp_path):
     built("sd3-img2img").save_pretrained(tmp_path / "model")
     Image.new("RGB", (16, 16), "red").save(tmp_path / "red.png")
     call = [f"{k}={v}" for k, v in FAMILIES["sd3-img2img"].call.items() if k != "image"]

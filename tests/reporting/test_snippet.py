@@ -1,4 +1,4 @@
-"""The lines that a run prints: plain diffusers with the run's scheduler, row and settings."""
+"""The snippet uses plain diffusers with the scheduler, row and settings of the run."""
 
 from diffusers import StableDiffusion3InpaintPipeline
 
@@ -7,7 +7,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.reporting.snippet import inference_snippet
 
 
-def test_the_snippet_names_scheduler_media_and_columns_of_the_call(tmp_path):
+def test_the_snippet_has_scheduler_media_and_columns_of_the_call(tmp_path):
     config = parse_config(
         {
             "model": {

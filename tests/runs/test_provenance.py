@@ -1,4 +1,4 @@
-"""What a run folder says of how it was made is enough to make it again, and no more than true."""
+"""A run folder records how its run was made: enough to repeat it, and nothing that is not true."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from families.family import SHORT
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+import flowgrpo
+import rewards
 from flowgrpo import GRPOConfig, GRPOTrainer
 from flowgrpo.runs import environment
 from flowgrpo.runs.provenance import differences, record_start, starts, unrecorded_arguments
@@ -54,7 +57,7 @@ def record(settings, folder, **options):
     return starts(folder)[-1]
 
 
-def test_a_start_says_what_it_read_and_what_ran(world, monkeypatch):
+def test_a_start_records_its_inputs_and_its_environment(world, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("WANDB_API_KEY", "a secret")
     start = record(config(), world / "run")
@@ -73,7 +76,7 @@ def test_a_start_says_what_it_read_and_what_ran(world, monkeypatch):
     assert len(model["model/transformer/model.safetensors"]["header_sha256"]) == 64
 
 
-def test_a_model_of_the_hub_is_recorded_by_its_snapshot(world, monkeypatch):
+def test_a_model_from_the_hub_is_recorded_by_its_snapshot(world, monkeypatch):
     cache = world / "cache"
     repository = cache / "models--someone--something"
     snapshot = repository / "snapshots" / "c0ffee"
@@ -86,7 +89,7 @@ def test_a_model_of_the_hub_is_recorded_by_its_snapshot(world, monkeypatch):
     assert start["files"]["model"].keys() == {str(snapshot / "model_index.json")}
 
 
-def test_every_start_has_its_line(world):
+def test_every_start_adds_a_line(world):
     record(config(), world / "run")
     record(config(), world / "run", epoch=4, processes=2)
     first, second = starts(world / "run")
@@ -101,7 +104,7 @@ def test_nothing_has_changed_right_after_a_start(world):
     assert differences(world / "none") == []
 
 
-def test_what_changed_since_the_start_is_said_in_sentences(world, monkeypatch):
+def test_changed_and_removed_files_are_reported_in_sentences(world, monkeypatch):
     record(config(), world / "run")
     record(config(), world / "run", epoch=4)
     monkeypatch.chdir("/")
@@ -109,14 +112,13 @@ def test_what_changed_since_the_start_is_said_in_sentences(world, monkeypatch):
     (world / "my_reward.py").unlink()
     save_file({"a": torch.zeros(2**19 + 3)}, world / "model" / "transformer" / "model.safetensors")
     assert differences(world / "run") == [
-        "train.txt (prompts.train) has other contents than at the start of the run.",
-        f"{world / 'my_reward.py'} (rewards) is gone since the start of the run.",
-        "model/transformer/model.safetensors (model) has other contents than at the start of "
-        "the run.",
+        "train.txt (prompts.train) changed since the run started.",
+        f"{world / 'my_reward.py'} (rewards) disappeared since the run started.",
+        "model/transformer/model.safetensors (model) changed since the run started.",
     ]
 
 
-def test_a_run_that_began_anew_in_the_folder_is_compared_with_its_own_start(world):
+def test_a_run_that_started_over_in_the_folder_is_compared_with_its_own_start(world):
     record(config(), world / "run")
     (world / "train.txt").write_text("a hen\na dog\n")
     record(config(), world / "run")
@@ -132,11 +134,11 @@ def test_other_versions_and_other_code_are_one_sentence(world):
     (world / "run" / "starts.jsonl").write_text(json.dumps(start) + "\n")
     assert differences(world / "run") == [
         f"torch was 1.0 and is {torch_now}, gone-package was 2.0 and is not installed, the code of "
-        "flowgrpo is another since the start of the run."
+        "flowgrpo changed since the run started."
     ]
 
 
-def test_a_checkout_has_its_commit_and_other_folders_have_none(tmp_path, monkeypatch):
+def test_a_checkout_has_a_commit_and_other_folders_have_none(tmp_path, monkeypatch):
     def git(*command):
         name = ["-c", "user.name=n", "-c", "user.email=e"]
         subprocess.run(["git", "-C", tmp_path, *name, *command], check=True, capture_output=True)
@@ -159,22 +161,27 @@ def test_a_checkout_has_its_commit_and_other_folders_have_none(tmp_path, monkeyp
     assert changed["sha256"] != clean["sha256"]
 
 
+def test_the_root_holds_both_packages():
+    assert Path(flowgrpo.__file__).parent == environment.ROOT / "flowgrpo"
+    assert Path(rewards.__file__).parent == environment.ROOT / "rewards"
+
+
 def test_a_machine_without_git_is_no_error(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert environment.checkout()["commit"] is None
 
 
-def test_what_no_config_holds_is_named():
+def test_arguments_that_no_config_holds_are_named():
     settings = config()
     paths = {"model": "model", "train_dataset": "train.txt", "eval_dataset": None}
     assert unrecorded_arguments(settings, **paths, reward_funcs=None) == []
     objects = {"model": object(), "train_dataset": ["a cat"], "reward_funcs": "ocr"}
     assert unrecorded_arguments(settings, **objects) == ["model", "train_dataset", "reward_funcs"]
-    picture = config(sampling={"call": {"image": Image.new("RGB", (4, 4))}})
-    assert unrecorded_arguments(picture) == ["args"]
+    with_image = config(sampling={"call": {"image": Image.new("RGB", (4, 4))}})
+    assert unrecorded_arguments(with_image) == ["args"]
 
 
-def test_a_function_counts_by_the_file_it_stands_in(world):
+def test_a_reward_is_recorded_by_the_file_that_defines_it(world):
     class Callable:
         def __call__(self, images, prompts, **columns):
             return [0.0] * len(images)
@@ -187,7 +194,7 @@ def test_a_function_counts_by_the_file_it_stands_in(world):
     assert "rewards" not in starts(world / "run")[-1]["files"]
 
 
-def test_a_run_from_objects_says_that_no_command_repeats_it(tmp_path):
+def test_a_run_made_from_python_objects_has_no_command_that_repeats_it(tmp_path):
     args = GRPOConfig(
         output_dir=str(tmp_path / "run"),
         sampling={"num_inference_steps": 3, "call": {**SHORT, "guidance_scale": 1.0}},
@@ -201,7 +208,7 @@ def test_a_run_from_objects_says_that_no_command_repeats_it(tmp_path):
 
 
 def command_line(*arguments, directory, **variables):
-    """`flowgrpo` in a process of its own, on this checkout."""
+    """Runs `flowgrpo` from this checkout in a new process."""
     code = f"import sys; sys.path.insert(0, {str(environment.ROOT)!r}); "
     code += "from flowgrpo.cli import main; main()"
     done = subprocess.run(
@@ -254,7 +261,7 @@ def test_a_run_folder_alone_repeats_its_run_bit_for_bit(tmp_path):
 
 
 def contents(path):
-    """Bytes by tensor; a file's own bytes have its metadata in any order."""
+    """Bytes by tensor; the bytes of the file itself hold metadata in no fixed order."""
     return {name: tensor.numpy().tobytes() for name, tensor in load_file(path).items()}
 
 

@@ -1,4 +1,4 @@
-"""Trackers get what metrics.jsonl gets, and whatever they do, a run goes on."""
+"""Trackers get what metrics.jsonl gets, and no failure of a tracker stops a run."""
 
 import os
 import socket
@@ -20,7 +20,7 @@ LINE = {"epoch": 1, "rewards": {"ocr": {"mean": 0.5, "note": "none"}}, "images":
 
 
 class Diary(tracking.GeneralTracker):
-    """Keeps what it gets in memory; where `fails` says so, it does what a bad tracker does."""
+    """Keeps its entries in memory; `fails` maps a call to the fault that happens in it."""
 
     name = "diary"
     requires_logging_directory = False
@@ -34,10 +34,10 @@ class Diary(tracking.GeneralTracker):
     def tracker(self):
         return self
 
-    def _do(self, what, value=None):
-        self.entries.append((what, value))
-        if what in self.fails:
-            self.fails[what]()
+    def _do(self, call, value=None):
+        self.entries.append((call, value))
+        if call in self.fails:
+            self.fails[call]()
 
     @tracking.on_main_process
     def start(self):
@@ -58,7 +58,7 @@ class Diary(tracking.GeneralTracker):
 
 @pytest.fixture
 def diary():
-    """A maker of trackers, registered with accelerate by name."""
+    """A function that registers a tracker with accelerate by name and returns its entries."""
 
     def register(name, **fails):
         made = type(name, (Diary,), {"name": name, "entries": [], "fails": fails})
@@ -82,12 +82,12 @@ def raises(error):
     return fail
 
 
-def test_an_unknown_tracker_names_the_nearest_before_anything_is_read():
+def test_an_unknown_tracker_is_refused_with_the_nearest_name():
     with pytest.raises(ConfigError, match=r'"tensorbord" is unknown; did you mean "tensorboard"\?'):
         check_trackers(["tensorbord"])
 
 
-def test_a_tracker_that_is_not_installed_names_its_install_line():
+def test_a_tracker_that_is_not_installed_is_refused_with_its_install_command():
     installed = {str(name) for name in tracking.get_available_trackers()}
     missing = sorted({str(name) for name in tracking.LoggerType} - installed - {"all"})
     assert missing, "every tracker is installed here"
@@ -95,7 +95,7 @@ def test_a_tracker_that_is_not_installed_names_its_install_line():
         check_trackers([missing[0]])
 
 
-def test_numbers_are_flattened_and_the_rest_is_left_out():
+def test_numbers_are_flattened_and_other_values_are_dropped():
     assert flatten(LINE) == {"epoch": 1, "rewards/ocr/mean": 0.5, "images": 8}
 
 
@@ -113,21 +113,21 @@ def test_a_tracker_gets_the_settings_once_and_every_line_in_order(diary, tmp_pat
     assert entries[4][1] == ({"epoch": 2, "rewards/ocr/mean": 0.5, "images": 8}, 2)
 
 
-def test_a_tracker_without_pictures_is_shown_none(diary, tmp_path, capsys):
+def test_a_tracker_without_support_for_images_gets_none(diary, tmp_path, capsys):
     entries = diary("diary")
     run = trackers(tmp_path, "diary")
-    run.log_picture("samples", tmp_path / "none.png", 1)
+    run.log_image("samples", tmp_path / "none.png", 1)
     run.close()
     assert [name for name, _ in entries][-2:] == ["settings", "finish"]
     assert not capsys.readouterr().err
 
 
-@pytest.mark.parametrize("place", ["start", "settings", "log", "finish"])
+@pytest.mark.parametrize("call", ["start", "settings", "log", "finish"])
 @pytest.mark.parametrize("error", [OSError("no network"), SystemExit(1)])
-def test_a_tracker_that_fails_is_off_after_one_warning_and_others_go_on(
-    diary, tmp_path, capsys, place, error
+def test_a_tracker_that_fails_is_off_after_one_warning_and_others_continue(
+    diary, tmp_path, capsys, call, error
 ):
-    bad, good = diary("bad", **{place: raises(error)}), diary("good")
+    bad, good = diary("bad", **{call: raises(error)}), diary("good")
     run = trackers(tmp_path, "bad", "good")
     for step in range(3):
         run.log(LINE, step)
@@ -135,45 +135,45 @@ def test_a_tracker_that_fails_is_off_after_one_warning_and_others_go_on(
     warning = capsys.readouterr().err
     assert warning.count("\n") == 1
     assert f"tracker bad failed ({type(error).__name__}: " in warning
-    assert [name for name, _ in bad].count(place) == 1
+    assert [name for name, _ in bad].count(call) == 1
     assert [name for name, _ in good].count("log") == 3
 
 
-def test_a_tracker_that_cannot_open_a_picture_does_not_stop_the_run(tmp_path, capsys):
+def test_a_tracker_that_cannot_open_an_image_does_not_stop_the_run(tmp_path, capsys):
     pytest.importorskip("tensorboard", reason="pip install tensorboard")
     run = trackers(tmp_path, "tensorboard")
-    run.log_picture("samples", tmp_path / "none.png", 1)
+    run.log_image("samples", tmp_path / "none.png", 1)
     run.close()
     assert "tracker tensorboard failed (FileNotFoundError" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("place", ["start", "log", "finish"])
-def test_a_tracker_that_hangs_delays_no_line_and_the_end_by_its_patience_only(
-    diary, tmp_path, capsys, place
+@pytest.mark.parametrize("call", ["start", "log", "finish"])
+def test_a_tracker_that_hangs_delays_no_log_and_the_end_only_by_the_timeout(
+    diary, tmp_path, capsys, call
 ):
     release = threading.Event()
-    diary("hangs", **{place: lambda: release.wait(60)})
-    run = trackers(tmp_path, "hangs", patience=0.3, backlog=100)
+    diary("hangs", **{call: lambda: release.wait(60)})
+    run = trackers(tmp_path, "hangs", timeout=0.3, max_entries=100)
     began = time.monotonic()
     for step in range(50):
         run.log(LINE, step)
     assert time.monotonic() - began < 0.3
     run.close()
     assert time.monotonic() - began < 5
-    assert capsys.readouterr().err.count("tracker hangs did not finish in time and is off now") == 1
+    assert capsys.readouterr().err.count("tracker hangs did not finish in time and is now off") == 1
     release.set()
 
 
-def test_a_full_backlog_switches_a_tracker_off_without_waiting(diary, tmp_path, capsys):
+def test_a_full_queue_switches_a_tracker_off_without_waiting(diary, tmp_path, capsys):
     release = threading.Event()
     entries = diary("hangs", start=lambda: release.wait(60))
-    run = trackers(tmp_path, "hangs", patience=60, backlog=2)
+    run = trackers(tmp_path, "hangs", timeout=60, max_entries=2)
     began = time.monotonic()
     for step in range(10):
         run.log(LINE, step)
     run.close()
     assert time.monotonic() - began < 5
-    assert capsys.readouterr().err.count("tracker hangs is 2 entries behind and is off now") == 1
+    assert capsys.readouterr().err.count("tracker hangs is 2 entries behind and is now off") == 1
     release.set()
     for thread in threading.enumerate():
         if thread.name == "tracker-hangs":
@@ -181,7 +181,7 @@ def test_a_full_backlog_switches_a_tracker_off_without_waiting(diary, tmp_path, 
     assert [name for name, _ in entries] == ["made", "start", "settings", "finish"]
 
 
-def test_a_slow_tracker_gets_everything_while_the_run_goes_on(diary, tmp_path):
+def test_a_slow_tracker_gets_everything_without_delaying_the_run(diary, tmp_path):
     entries = diary("slow", log=lambda: time.sleep(0.02))
     run = trackers(tmp_path, "slow")
     began = time.monotonic()
@@ -201,7 +201,7 @@ def test_only_the_main_process_has_trackers(diary, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_is_known_to_trackers_by_the_same_name_after_a_resume(diary, tmp_path):
+def test_a_resumed_run_has_the_same_name_in_trackers(diary, tmp_path):
     diary("diary")
     trackers(tmp_path, "diary").close()
     first = (tmp_path / "tracker_id.txt").read_text()
@@ -210,7 +210,7 @@ def test_a_run_is_known_to_trackers_by_the_same_name_after_a_resume(diary, tmp_p
     assert len(first) == 16
 
 
-def test_accelerate_learns_nothing_of_processes(diary, tmp_path):
+def test_trackers_leave_the_process_state_of_accelerate_alone(diary, tmp_path):
     diary("diary")
     before = dict(PartialState._shared_state)
     run = trackers(tmp_path, "diary")
@@ -226,24 +226,25 @@ from accelerate.state import PartialState
 from flowgrpo.core.config import GRPOConfig
 from flowgrpo.runs.trackers import Trackers
 
-def follow(step):
+def log_rank(step):
     run = Trackers(GRPOConfig(trackers=["tensorboard"]), Path(sys.argv[1]), main=rank == 0)
     run.log({"rank": rank}, step)
     run.close()
 
 rank = int(os.environ["RANK"])
-follow(1)
+log_rank(1)
 assert not dist.is_initialized()
 dist.init_process_group("gloo")
-follow(2)
+log_rank(2)
 total = torch.tensor([rank + 1])
 dist.all_reduce(total)
 assert total.item() == 3 and dist.get_world_size() == 2 and dist.get_backend() == "gloo"
 assert PartialState._shared_state == {}
+dist.destroy_process_group()  # else its threads may abort the process at exit
 """
 
 
-def test_two_processes_keep_their_group_and_get_none_that_they_did_not_ask_for(tmp_path):
+def test_trackers_neither_start_a_process_group_nor_replace_one(tmp_path):
     pytest.importorskip("tensorboard", reason="pip install tensorboard")
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -263,30 +264,31 @@ def test_two_processes_keep_their_group_and_get_none_that_they_did_not_ask_for(t
     assert scalars(tmp_path) == {"rank": [(1, 0.0), (2, 0.0)]}
 
 
-LEAVES = """
+HANGS = """
 import atexit, sys, threading, time
 from accelerate import tracking
 from pathlib import Path
 from flowgrpo.core.config import GRPOConfig
-from flowgrpo.runs.trackers import Trackers, leave
+from flowgrpo.runs.tracker_worker import exit_if_hung
+from flowgrpo.runs.trackers import Trackers
 class Hangs(tracking.GeneralTracker):
     name, requires_logging_directory, tracker = "hangs", False, None
     def start(self):
         atexit.register(time.sleep, 100)
         time.sleep(100)
 tracking.register_tracker_class(Hangs)
-leave(4)
-run = Trackers(GRPOConfig(trackers=["hangs"]), Path(sys.argv[1]), patience=0.5)
+exit_if_hung(4)
+run = Trackers(GRPOConfig(trackers=["hangs"]), Path(sys.argv[1]), timeout=0.5)
 run.close()
-print("said")
-leave(3)
+print("closed")
+exit_if_hung(3)
 """
 
 
-def test_a_process_with_a_hung_tracker_ends_without_its_exit_hooks(tmp_path):
-    command = [sys.executable, "-c", LEAVES, str(tmp_path)]
+def test_a_process_with_a_hung_tracker_ends_without_running_exit_hooks(tmp_path):
+    command = [sys.executable, "-c", HANGS, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (3, "said\n"), done.stderr
+    assert (done.returncode, done.stdout) == (3, "closed\n"), done.stderr
 
 
 def events(folder):
@@ -305,48 +307,48 @@ def scalars(folder):
     }
 
 
-def test_tensorboard_shows_metrics_pictures_and_settings(tmp_path, capsys):
+def test_tensorboard_shows_metrics_images_and_settings(tmp_path, capsys):
     pytest.importorskip("tensorboard", reason="pip install tensorboard")
     Image.new("RGB", (8, 6), "red").save(tmp_path / "sheet.png")
     run = trackers(tmp_path, "tensorboard")
     run.log(LINE, 1)
-    run.log_picture("samples", tmp_path / "sheet.png", 1)
+    run.log_image("samples", tmp_path / "sheet.png", 1)
     run.close()
     assert not capsys.readouterr().err
     assert scalars(tmp_path)["rewards/ocr/mean"] == [(1, 0.5)]
-    (picture,) = events(tmp_path).Images("samples")
-    assert (picture.step, picture.width, picture.height) == (1, 8, 6)
+    (image,) = events(tmp_path).Images("samples")
+    assert (image.step, image.width, image.height) == (1, 8, 6)
     (settings,) = tmp_path.glob("tensorboard/*/hparams.yml")
     assert "sampling.group_size: 16" in settings.read_text()
 
 
-def test_tensorboard_shows_the_steps_of_a_resumed_run_once(tmp_path):
+def test_tensorboard_shows_each_step_of_a_resumed_run_once(tmp_path):
     pytest.importorskip("tensorboard", reason="pip install tensorboard")
     for epoch, value in ((0, 0.0), (2, 1.0)):
         run = trackers(tmp_path, "tensorboard", epoch=epoch)
         for step in range(epoch + 1, 5):
             run.log({"value": value}, step)
         run.close()
-        time.sleep(1.1)  # event files are ordered by the second
+        time.sleep(1.1)  # event files are ordered by their time in seconds
     assert scalars(tmp_path)["value"] == [(1, 0.0), (2, 0.0), (3, 1.0), (4, 1.0)]
 
 
-def test_wandb_goes_on_in_the_same_run(tmp_path, monkeypatch, capsys):
+def test_wandb_continues_the_same_run(tmp_path, monkeypatch, capsys):
     pytest.importorskip("wandb", reason="pip install wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     Image.new("RGB", (8, 6), "red").save(tmp_path / "sheet.png")
     for epoch in (0, 2):
         run = trackers(tmp_path, "wandb", epoch=epoch)
         run.log(LINE, epoch + 1)
-        run.log_picture("samples", tmp_path / "sheet.png", epoch + 1)
+        run.log_image("samples", tmp_path / "sheet.png", epoch + 1)
         run.close()
-        time.sleep(1.1)  # offline runs are called after the second
+        time.sleep(1.1)  # names of offline runs hold the time in seconds
     identity = (tmp_path / "tracker_id.txt").read_text()
     assert len(list(tmp_path.glob(f"wandb/offline-run-*-{identity}"))) == 2
     assert "warning: tracker" not in capsys.readouterr().err
 
 
-def test_trackio_goes_on_in_the_same_run(tmp_path):
+def test_trackio_continues_the_same_run(tmp_path):
     pytest.importorskip("trackio", reason="pip install trackio")
     code = (
         "import sys; from pathlib import Path; from flowgrpo.core.config import GRPOConfig;"

@@ -255,7 +255,7 @@ def test_an_attention_backend_that_cannot_train_here_is_refused(backend, sentenc
 
 
 def test_a_denoiser_whose_attention_heeds_no_backend_is_refused():
-    with pytest.raises(ConfigError, match=r"transformer .SD3Transformer2DModel. does not heed it"):
+    with pytest.raises(ConfigError, match=r"transformer .SD3Transformer2DModel. has no selectable"):
         set_attention_backend(find_denoisers(built("sd3")), "native", CPU, torch.float32)
 
 

@@ -124,8 +124,8 @@ def test_a_compared_grid_is_a_picture_and_a_video_and_a_cell_alone_equals_its_ce
     assert grid.width > frames[0].width > 2 * 96
     columns = compare.columns_of_runs([world / "run"])
     rows = load_prompts(world / "rows.jsonl")
-    cells = compare.pictures_of(columns, rows, [0])
-    ((alone,),) = compare.pictures_of(columns[1:], rows[1:], [0])
+    cells = compare.sample_columns(columns, rows, [0])
+    ((alone,),) = compare.sample_columns(columns[1:], rows[1:], [0])
     for frame, expected in zip(alone, cells[1][1], strict=True):
         assert np.array_equal(frame, expected)
     assert not np.array_equal(cells[1][0], cells[1][1])
