@@ -1,7 +1,7 @@
-"""Every config is read; those for real models train on tiny stand-ins of their pipeline classes.
+"""Every config loads, and those of real models train tiny stand-ins of their pipeline classes.
 
-A stand-in has the checkpoint's class, scheduler and kinds of layers, and random weights. Its run
-takes everything from the config but sizes, the number of steps and prompts, and the reward.
+A stand-in has the checkpoint's class, scheduler and types of layers, and random weights. Its run
+takes everything from the config except sizes, numbers of steps and prompts, and the rewards.
 """
 
 import json
@@ -43,7 +43,7 @@ SIZES = (
     "max_sequence_length",
     "text_encoder_out_layers",
 )
-"""Arguments of a call that depend on how large a model is."""
+"""Arguments of a call that depend on the size of the model."""
 
 
 def brightness(images, prompts, **columns):
@@ -61,7 +61,7 @@ def flicker(videos, prompts, **columns):
 
 @pytest.fixture
 def read(tmp_path, monkeypatch):
-    """Reads a config by its name; prompts that are the user's own are a file of two edits here."""
+    """Reads a config by its name. Prompts that a user has to bring are replaced by two edits."""
     monkeypatch.chdir(ROOT)
 
     def read(name):
@@ -81,16 +81,16 @@ def path_of(name):
     return ROOT / "configs" / f"{name}.yaml"
 
 
-def in_small(config, family, folder):
-    """The config with the sizes of a stand-in: two epochs of two groups of two, as few steps as its
-    window needs."""
+def shrink(config, family, folder):
+    """The config with the sizes of a stand-in, two epochs of two groups of two images, and as few
+    steps as its window needs."""
     data = config.model_dump()
     data |= {"output_dir": str(folder), "checkpoint_every": 2}
     sampling, train = data["sampling"], data["train"]
     if sampling["num_inference_steps"] > 10:
         window = sampling["window"]
-        least = max((window["last"] or 0) + 2, (window["size"] or 0) + 1)
-        sampling["num_inference_steps"] = max(least, 4)
+        needed = max((window["last"] or 0) + 2, (window["size"] or 0) + 1)
+        sampling["num_inference_steps"] = max(needed, 4)
     sampling |= {"group_size": 2, "groups_per_epoch": 2, "micro_batch_size": 2}
     sampling["call"] |= {k: v for k, v in FAMILIES[family].call.items() if k in SIZES}
     train |= {"epochs": 2, "updates_per_epoch": min(2, train["updates_per_epoch"])}
@@ -99,7 +99,8 @@ def in_small(config, family, folder):
 
 
 def stand_in(name, dtype):
-    """As opened from the hub: no slicing, and for DDIM's config the scheduler that it replaces."""
+    """A stand-in as loaded from the Hub: without slicing, and with the scheduler that DDIM's config
+    replaces."""
     pipe = built(STAND_INS[name], dtype)
     pipe.vae.disable_slicing()
     if name == "sd15_aesthetic":
@@ -108,7 +109,7 @@ def stand_in(name, dtype):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_config_is_read_and_its_plan_printed(name, read, capsys):
+def test_a_config_loads_and_its_plan_is_printed(name, read, capsys):
     config = read(name)
     plan(path_of(name), [f"prompts.train={config.prompts.train}"])
     assert f"plan for runs/{name}\n" in capsys.readouterr().out
@@ -123,11 +124,11 @@ def test_every_config_for_a_real_model_has_a_stand_in(read):
 
 @pytest.mark.parametrize("name", STAND_INS)
 def test_a_real_config_trains_a_stand_in_of_its_pipeline(name, read, tmp_path, monkeypatch):
-    # In place of the download only: scheduler, VAE and dtype are made ready as for the real one.
+    # Replaces the download only: scheduler, VAE and dtype are set up as for the real model.
     monkeypatch.setattr(pipelines, "load_pipeline", lambda path, dtype, _: stand_in(name, dtype))
-    config = in_small(read(name), STAND_INS[name], tmp_path / "run")
-    kinds = [flicker if "num_frames" in config.sampling.call else brightness, redness]
-    run = GRPOTrainer(args=config, reward_funcs=kinds[: len(config.rewards)])
+    config = shrink(read(name), STAND_INS[name], tmp_path / "run")
+    rewards = [flicker if "num_frames" in config.sampling.call else brightness, redness]
+    run = GRPOTrainer(args=config, reward_funcs=rewards[: len(config.rewards)])
     before = {key: value.detach().clone() for key, value in run.policy.parameters.items()}
 
     summary = run.train()

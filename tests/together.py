@@ -1,6 +1,7 @@
-"""Runs of several real processes: what a launcher does, but from a server that has imported torch.
+"""Runs in several real processes, as a launcher starts them, but forked from a server that has
+imported torch.
 
-Each process gets the environment that torchrun gives it, and `job(folder, **options)` to do.
+Each process gets the environment that torchrun would give it, and runs `job(folder, **options)`.
 """
 
 import json
@@ -20,7 +21,7 @@ from flowgrpo import GRPOConfig, GRPOTrainer
 from flowgrpo.algorithms.advantages import advantages
 from flowgrpo.runs.environment import packages_of_modules
 
-packages_of_modules()  # read once, not in each process
+packages_of_modules()  # cached here, so that no process has to read them again
 SERVER = multiprocessing.get_context("forkserver")
 PROMPTS = ["a cat", "a dog", "a hen", "a cow", "a pig"]
 
@@ -52,18 +53,16 @@ def trainer(folder, *, family="sd3", dtype="float32", resume=False, reward=redne
 
 
 class Launched:
-    """Processes of one run."""
+    """The processes of one run, with a log each."""
 
     def __init__(self, job, count, folder, options):
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         environment = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": count}
         SERVER.set_forkserver_preload(["together"])
         self.logs = [Path(folder) / f"process-{rank}.log" for rank in range(count)]
         self.processes = [
             SERVER.Process(
-                target=_do,
+                target=_run_job,
                 args=(job, {**environment, "RANK": rank, "LOCAL_RANK": rank}, log, folder, options),
             )
             for rank, log in enumerate(self.logs)
@@ -71,37 +70,46 @@ class Launched:
         for process in self.processes:
             process.start()
 
-    def ended(self, seconds=120):
-        """Exit codes, by rank; a signal's number is negative."""
-        stop = time.monotonic() + seconds
+    def wait(self, seconds=120):
+        """Returns the exit codes by rank; after a signal it is minus its number."""
+        deadline = time.monotonic() + seconds
         for process in self.processes:
-            process.join(max(0, stop - time.monotonic()))
-        late = [rank for rank, process in enumerate(self.processes) if process.is_alive()]
-        for rank in late:
+            process.join(max(0, deadline - time.monotonic()))
+        alive = [rank for rank, process in enumerate(self.processes) if process.is_alive()]
+        for rank in alive:
             self.processes[rank].kill()
-        assert not late, f"processes {late} go on after {seconds} s:\n{self.said()}"
+        assert not alive, f"processes {alive} are alive after {seconds} s:\n{self.output()}"
         return [process.exitcode for process in self.processes]
 
-    def said(self):
+    def output(self):
+        """Output of all processes."""
         return "\n".join(log.read_text() for log in self.logs if log.exists())
 
-    def send(self, rank, number):
-        os.kill(self.processes[rank].pid, number)
+    def send(self, rank, signal_number):
+        """Sends a signal to one process."""
+        os.kill(self.processes[rank].pid, signal_number)
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
 
 
 def launch(job, count, folder, **options):
+    """Starts `count` processes that run the job."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     return Launched(job, count, str(folder), options)
 
 
 def run(job, count, folder, **options):
-    """Launches, waits, and says what went wrong, if anything."""
+    """Starts `count` processes that run the job, and waits until all have succeeded."""
     launched = launch(job, count, folder, **options)
-    codes = launched.ended()
-    assert codes == [0] * count, f"{codes}\n{launched.said()}"
+    codes = launched.wait()
+    assert codes == [0] * count, f"{codes}\n{launched.output()}"
 
 
-def _do(job, environment, log, folder, options):
+def _run_job(job, environment, log, folder, options):
     os.environ.update({name: str(value) for name, value in environment.items()})
     if environment["WORLD_SIZE"] == 1:
         del os.environ["WORLD_SIZE"], os.environ["RANK"]
@@ -118,27 +126,27 @@ def _do(job, environment, log, folder, options):
 
 
 def train(folder, **options):
-    """A whole run; each process leaves its weights in FOLDER/weights-RANK.pt's safetensors."""
+    """A complete run; each process saves its weights as FOLDER/weights-RANK.safetensors."""
     from safetensors.torch import save_file
 
     run = trainer(folder / "run", **options)
     run.train()
     rank = run.processes.rank
-    run.learner.processes.rank = 0  # each keeps what it has
+    run.learner.processes.rank = 0  # else only the main process would have a state
     save_file(run.learner.state_dict(), folder / f"weights-{rank}.safetensors")
 
 
 def first_epoch(folder, **options):
-    """Samples, rewards and advantages of epoch 0 as this process sees them."""
+    """Writes the samples, rewards and advantages of epoch 0 as this process has them."""
     run = trainer(folder / "run", **options)
     own, rewards, _ = run._roll_out(run.plan.groups(0))
-    pictures = {
-        index: [image.tobytes().hex() for r in sampled.rollouts for image in r.samples]
-        for index, sampled in own.items()
+    images = {
+        index: [image.tobytes().hex() for rollout in group.rollouts for image in rollout.samples]
+        for index, group in own.items()
     }
     values = advantages(rewards, {"redness": 1.0}, run.config.train.advantage)
     seen = {
-        "pictures": pictures,
+        "images": images,
         "rewards": [group.tolist() for group in rewards["redness"]],
         "advantages": [group.tolist() for group in values],
     }
@@ -146,18 +154,22 @@ def first_epoch(folder, **options):
     run.processes.shut_down()
 
 
-def misbehaving(folder, *, rank, at, deed, **options):
-    """A run in which one process dies, hangs or fails at its reward call number `at`, while the
-    others are busy for longer than anyone wants to wait."""
+def misbehaving(folder, *, rank, at, failure, **options):
+    """A run in which one process gets a signal or fails at its reward call number `at`, while the
+    others are busy for longer than a test may take.
+
+    Args:
+        failure: name of a signal, or `fail`.
+    """
     calls = []
 
     def reward(images, prompts, **columns):
         calls.append(1)
         if len(calls) >= at and os.environ.get("RANK") == str(rank):
-            if deed == "fail":
+            if failure == "fail":
                 raise RuntimeError("out of paint")
-            os.kill(os.getpid(), getattr(signal, deed))
-        elif len(calls) >= at and deed in ("SIGKILL", "SIGSTOP", "fail"):
+            os.kill(os.getpid(), getattr(signal, failure))
+        elif len(calls) >= at and failure in ("SIGKILL", "SIGSTOP", "fail"):
             time.sleep(300)
         return redness(images, prompts)
 
@@ -166,7 +178,8 @@ def misbehaving(folder, *, rank, at, deed, **options):
 
 
 def constant_for_dogs(images, prompts, **columns):
-    return [0.5 if "dog" in p else r for p, r in zip(prompts, redness(images, prompts))]  # noqa: B905
+    scores = zip(prompts, redness(images, prompts), strict=True)
+    return [0.5 if "dog" in prompt else score for prompt, score in scores]
 
 
 def constant(images, prompts, **columns):
@@ -174,7 +187,7 @@ def constant(images, prompts, **columns):
 
 
 def nan_once(folder, *, rank, at, **options):
-    """The reward call number `at` of one process is no number."""
+    """A run in which reward call number `at` of one process returns NaN."""
     calls = []
 
     def reward(images, prompts, **columns):
@@ -188,6 +201,7 @@ def nan_once(folder, *, rank, at, **options):
 
 
 def other_prompts(folder):
+    """A run whose processes have different prompts."""
     prompts = [f"{prompt} {os.environ['RANK']}" for prompt in PROMPTS]
     pipe = families.built("sd3")
     GRPOTrainer(pipe, redness, prompts, args=settings(folder / "run"))

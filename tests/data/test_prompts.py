@@ -1,64 +1,47 @@
-"""Data sets by name: a folder, a .parquet or a hub name, with a split where there are several."""
-
-import sys
+"""Prompt files give rows; a malformed one is refused by file and line."""
 
 import pytest
-from PIL import Image
 
 from flowgrpo.core.errors import ConfigError
-from flowgrpo.data.media import opened
 from flowgrpo.data.prompts import load_prompts
 
-datasets = pytest.importorskip("datasets", reason="pip install datasets")
+
+def test_prompt_files_of_every_format_give_rows_with_their_source(tmp_path):
+    (tmp_path / "a.txt").write_text("a cat\n\na dog\n")
+    (tmp_path / "b.jsonl").write_text('{"prompt": "a cat", "target": "CAT"}\n')
+    (tmp_path / "c.csv").write_text("prompt,target\na cat,CAT\n")
+    assert [row.prompt for row in load_prompts(tmp_path / "a.txt")] == ["a cat", "a dog"]
+    assert load_prompts(tmp_path / "a.txt")[1].source.endswith("a.txt line 3")
+    for name in ("b.jsonl", "c.csv"):
+        (row,) = load_prompts(tmp_path / name)
+        assert row.columns == {"target": "CAT"}
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A folder with two splits, a picture a row."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    path = tmp_path / "signs"
-    path.mkdir()
-    for split, colour in (("train", "red"), ("test", "blue")):
-        rows = {"prompt": [f"a {split}"], "image": [Image.new("RGB", (8, 8), colour)]}
-        datasets.Dataset.from_dict(rows).to_parquet(path / f"{split}.parquet")
-    return path
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", "\n", "holds no prompts"),
+        ("a.jsonl", '{"prompt": "x"}\n{bad', "line 2 is not JSON"),
+        ("a.jsonl", '{"text": "x"}', "line 1 has no prompt"),
+        ("a.csv", "prompt\nx\n ", "line 3 has no prompt"),
+        ("a.csv", 'prompt\n"unclosed\na\n', "is not CSV"),
+        ("a.csv", "prompt,prompt\na,b\n", "line 1 has a column twice"),
+        ("a.csv", "prompt\na,b\n", "has more cells than the header"),
+        ("a.json", "[]", "must end in"),
+    ],
+)
+def test_a_bad_prompt_file_names_file_and_line(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        load_prompts(tmp_path / name)
 
 
-def test_a_folder_names_a_data_set_and_a_split_of_it(folder):
-    (row,) = load_prompts(f"{folder}:test")
-    assert row.prompt == "a test"
-    assert row.source == f"{folder}:test row 0"
-    assert opened(row.columns)["image"].getpixel((0, 0)) == (0, 0, 255)
-    with pytest.raises(ConfigError, match=r"splits are train, test; name one, as .*signs:train"):
-        load_prompts(folder)
-    with pytest.raises(ConfigError, match="splits are train, test"):
-        load_prompts(f"{folder}:tset")
+@pytest.mark.parametrize("data", [{"train": ["a cat"]}, {"prompt": ["a cat"]}])
+def test_a_mapping_of_splits_or_columns_is_refused(data):
+    with pytest.raises(ConfigError, match="dataset is a dict, but must be rows"):
+        load_prompts(data)
 
 
-def test_a_parquet_file_and_a_saved_data_set_need_no_split(folder):
-    (row,) = load_prompts(folder / "train.parquet")
-    datasets.Dataset.from_dict({"prompt": ["a cat"]}).save_to_disk(folder.parent / "saved")
-    assert row.prompt == "a train"
-    assert load_prompts(folder.parent / "saved")[0].prompt == "a cat"
-
-
-def test_a_name_of_the_hub_is_loaded_with_datasets(monkeypatch):
-    splits = {"train": datasets.Dataset.from_dict({"prompt": ["a cat"], "target": ["CAT"]})}
-    asked = []
-    monkeypatch.setattr(datasets, "load_dataset", lambda name: asked.append(name) or splits)
-    (row,) = load_prompts("someone/signs-v1.5:train")
-    assert (asked, row.columns) == (["someone/signs-v1.5"], {"target": "CAT"})
+def test_a_missing_prompt_file_is_refused():
     with pytest.raises(ConfigError, match="there is no such file"):
-        load_prompts("nowhere/signs.txt")
-
-
-def test_a_data_set_that_cannot_be_loaded_is_one_sentence(monkeypatch):
-    def fail(name):
-        raise ConnectionError("no network\nat all")
-
-    monkeypatch.setattr(datasets, "load_dataset", fail)
-    with pytest.raises(ConfigError, match=r"cannot be loaded \(no network at all\)"):
-        load_prompts("someone/signs")
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ConfigError, match="run `pip install datasets`"):
-        load_prompts("someone/signs")
+        load_prompts("nowhere.txt")

@@ -1,15 +1,14 @@
-"""The launchers that people use: torchrun on two machines, and accelerate."""
+"""The launchers of users: torchrun on two machines, and accelerate."""
 
 import json
 import os
-import socket
 import subprocess
 import sys
 
 import pytest
 import yaml
 from families import built
-from together import settings
+from together import free_port, settings
 
 REWARD = """
 def redness(images, prompts, **columns):
@@ -19,7 +18,7 @@ def redness(images, prompts, **columns):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A folder with all that a run needs, and its metrics in one process."""
+    """A folder with everything that a run needs, and a run of one process in it."""
     folder = tmp_path_factory.mktemp("world")
     built("sd3").save_pretrained(folder / "model")
     (folder / "my_reward.py").write_text(REWARD)
@@ -28,7 +27,7 @@ def world(tmp_path_factory):
     config |= {"prompts": {"train": "train.txt"}, "rewards": [{"reward": "my_reward.py:redness"}]}
     config["model"]["path"] = "model"
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    ended([start(folder, "alone", [sys.executable, "-m"])])
+    wait([start(folder, "alone", [sys.executable, "-m"])])
     return folder
 
 
@@ -39,10 +38,12 @@ def start(folder, name, launcher):
     )
 
 
-def ended(processes):
-    said = [process.communicate(timeout=300)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(said)
-    return said
+def wait(processes):
+    """Waits until all have succeeded; returns the output of each."""
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    codes = [process.returncode for process in processes]
+    assert codes == [0] * len(processes), "\n".join(outputs)
+    return outputs
 
 
 def metrics(folder):
@@ -50,32 +51,26 @@ def metrics(folder):
     return {k: v for k, v in json.loads(line).items() if k not in ("seconds", "weights_checksum")}
 
 
-def same(found, expected):
+def assert_same(found, expected):
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert found[name] == (value if isinstance(value, dict) else pytest.approx(value, rel=1e-5))
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return free.getsockname()[1]
-
-
-def test_two_machines_meet_and_train_as_one_process(world):
+def test_two_machines_train_as_one_process(world):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
-    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", "--rdzv-id=x"]
-    said = ended([start(world, "two", [*launcher, *meeting, "-m"]) for _ in range(2)])
-    same(metrics(world / "two"), metrics(world / "alone"))
+    rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", "--rdzv-id=x"]
+    outputs = wait([start(world, "two", [*launcher, *rendezvous, "-m"]) for _ in range(2)])
+    assert_same(metrics(world / "two"), metrics(world / "alone"))
     (line,) = (world / "two" / "starts.jsonl").read_text().splitlines()
     assert json.loads(line)["processes"] == 2
-    assert sum("Use it with plain diffusers" in text for text in said) == 1
+    assert sum("Use it with plain diffusers" in text for text in outputs) == 1
 
 
-def test_accelerate_launches_it(world):
+def test_two_processes_of_accelerate_train_as_one_process(world):
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
     settings = ["--num_processes=2", "--num_machines=1", "--mixed_precision=no"]
     port = f"--main_process_port={free_port()}"
-    ended([start(world, "accelerated", [*launcher, *settings, "--dynamo_backend=no", port, "-m"])])
-    same(metrics(world / "accelerated"), metrics(world / "alone"))
+    wait([start(world, "accelerated", [*launcher, *settings, "--dynamo_backend=no", port, "-m"])])
+    assert_same(metrics(world / "accelerated"), metrics(world / "alone"))
     assert os.listdir(world / "accelerated" / "lora")

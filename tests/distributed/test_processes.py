@@ -1,4 +1,4 @@
-"""Several real processes are one run: the same numbers, and an end for all when one is gone."""
+"""Several real processes are one run: the same numbers, and all end when one is gone."""
 
 import json
 import signal
@@ -16,7 +16,8 @@ def metrics(folder, without=("seconds",)):
     return [{k: v for k, v in json.loads(line).items() if k not in without} for line in lines]
 
 
-def seen(folder):
+def first_epoch(folder):
+    """The first epoch as each process has it, by rank."""
     return [json.loads(path.read_text()) for path in sorted(folder.glob("seen-*.json"))]
 
 
@@ -24,15 +25,16 @@ def weights(folder, rank=0):
     return load_file(folder / f"weights-{rank}.safetensors")
 
 
-def far(a, b, prefix="weights/"):
-    """Largest difference of two states."""
+def max_difference(a, b, prefix="weights/"):
+    """Largest absolute difference of two states."""
     assert a.keys() == b.keys()
     return max(float((a[n].float() - b[n].float()).abs().max()) for n in a if n.startswith(prefix))
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("one")
+def single(tmp_path_factory):
+    """Folder of a run of one process."""
+    folder = tmp_path_factory.mktemp("single")
     run(together.train, 1, folder)
     return folder
 
@@ -43,69 +45,69 @@ def test_samples_rewards_and_advantages_are_those_of_one_process(tmp_path, count
     options["train"]["updates_per_epoch"] = 1
     run(together.first_epoch, 1, tmp_path / "one", **options)
     run(together.first_epoch, count, tmp_path / "many", **options)
-    (alone,), each = seen(tmp_path / "one"), seen(tmp_path / "many")
+    (alone,), each = first_epoch(tmp_path / "one"), first_epoch(tmp_path / "many")
     assert len(each) == count
-    assert {k: v for part in each for k, v in part["pictures"].items()} == alone["pictures"]
+    assert {k: v for part in each for k, v in part["images"].items()} == alone["images"]
     for part in each:
         assert part["rewards"] == alone["rewards"]
         assert part["advantages"] == alone["advantages"]
-        assert len(part["pictures"]) < 5
+        assert len(part["images"]) < 5
 
 
-def test_two_processes_train_as_one(tmp_path, one):
+def test_two_processes_train_as_one(tmp_path, single):
     run(together.train, 2, tmp_path)
-    assert far(weights(tmp_path), weights(one)) < 1e-6
+    assert max_difference(weights(tmp_path), weights(single)) < 1e-6
     assert all(torch.equal(v, weights(tmp_path, 1)[n]) for n, v in weights(tmp_path).items())
     counts = ("images", "denoiser_forwards", "denoiser_backwards", "tied_groups", "epoch")
-    for ours, theirs in zip(metrics(tmp_path), metrics(one), strict=True):
-        assert {k: ours[k] for k in counts} == {k: theirs[k] for k in counts}
-        assert ours["rewards"]["redness"]["mean"] == pytest.approx(
-            theirs["rewards"]["redness"]["mean"], abs=1e-6
+    for two, alone in zip(metrics(tmp_path), metrics(single), strict=True):
+        assert {k: two[k] for k in counts} == {k: alone[k] for k in counts}
+        assert two["rewards"]["redness"]["mean"] == pytest.approx(
+            alone["rewards"]["redness"]["mean"], abs=1e-6
         )
-    base = [f / "run" / "eval" / "epoch-0000" / "scores.json" for f in (tmp_path, one)]
+    base = [f / "run" / "eval" / "epoch-0000" / "scores.json" for f in (tmp_path, single)]
     assert base[0].read_text() == base[1].read_text()
 
 
-def test_a_sharded_denoiser_trains_as_a_whole_one(tmp_path, one):
+def test_a_sharded_denoiser_trains_like_an_unsharded_one(tmp_path, single):
     run(together.train, 2, tmp_path, train={"shard": True})
-    assert far(weights(tmp_path), weights(one)) < 1e-6
-    assert far(weights(tmp_path), weights(one), "optimizer/") < 1e-6
-    assert metrics(tmp_path)[-1]["denoiser_backwards"] == metrics(one)[-1]["denoiser_backwards"]
-    saved = [load_file(f / "run/lora/pytorch_lora_weights.safetensors") for f in (tmp_path, one)]
-    assert far(*saved, prefix="transformer") < 1e-6
+    assert max_difference(weights(tmp_path), weights(single)) < 1e-6
+    assert max_difference(weights(tmp_path), weights(single), "optimizer/") < 1e-6
+    assert metrics(tmp_path)[-1]["denoiser_backwards"] == metrics(single)[-1]["denoiser_backwards"]
+    saved = [load_file(f / "run/lora/pytorch_lora_weights.safetensors") for f in (tmp_path, single)]
+    assert max_difference(*saved, prefix="transformer") < 1e-6
 
 
 @pytest.mark.parametrize(("before", "after"), [((2, True), (1, False)), ((1, False), (2, True))])
-def test_a_checkpoint_of_a_sharded_run_goes_on_unsharded_and_back(tmp_path, one, before, after):
+def test_a_sharded_run_resumes_unsharded_and_back(tmp_path, single, before, after):
     options = {"train": {"ema": 0.9, "shard": before[1], "epochs": 1}}
     run(together.train, before[0], tmp_path, **options)
     options = {"train": {"ema": 0.9, "shard": after[1], "epochs": 2}}
     run(together.train, after[0], tmp_path, **options, resume=True)
-    straight = {"train": {"ema": 0.9}}
-    run(together.train, 1, tmp_path / "straight", **straight)
+    uninterrupted = {"train": {"ema": 0.9}}
+    run(together.train, 1, tmp_path / "uninterrupted", **uninterrupted)
     for part in ("weights/", "average/", "optimizer/"):
-        assert far(weights(tmp_path), weights(tmp_path / "straight"), part) < 1e-6
+        assert max_difference(weights(tmp_path), weights(tmp_path / "uninterrupted"), part) < 1e-6
 
 
-def test_all_weights_of_a_sharded_denoiser_are_saved_as_stock(tmp_path):
+def test_all_weights_of_a_sharded_denoiser_are_saved_as_diffusers_saves_them(tmp_path):
     from diffusers import SD3Transformer2DModel
 
     options = {"train": {"lora": None, "epochs": 1, "shard": True}}
     run(together.train, 2, tmp_path, **options)
     options["train"]["shard"] = False
     run(together.train, 1, tmp_path / "one", **options)
-    sharded, whole = (
+    sharded, unsharded = (
         SD3Transformer2DModel.from_pretrained(folder / "run" / "lora" / "transformer").state_dict()
         for folder in (tmp_path, tmp_path / "one")
     )
-    assert far(sharded, whole, prefix="") < 1e-6
+    assert max_difference(sharded, unsharded, prefix="") < 1e-6
     saved = json.loads((tmp_path / "run/lora/transformer/config.json").read_text())
     assert saved["_class_name"] == "SD3Transformer2DModel"
 
 
 @pytest.mark.parametrize(("shard", "updates"), [(False, 2), (True, 3)])
-def test_tied_groups_and_uneven_shares_keep_two_processes_in_step(tmp_path, shard, updates):
-    """Of three groups an update, one process makes two; a sharded run has one each, and ties."""
+def test_tied_groups_and_uneven_shards_keep_two_processes_in_step(tmp_path, shard, updates):
+    """Unsharded, two processes share the three groups of an update; sharded, they have one each."""
     options = {
         "reward": together.constant_for_dogs,
         "sampling": {"groups_per_epoch": 6},
@@ -114,25 +116,25 @@ def test_tied_groups_and_uneven_shares_keep_two_processes_in_step(tmp_path, shar
     run(together.train, 2, tmp_path / "two", **options)
     options["train"]["shard"] = False
     run(together.train, 1, tmp_path / "one", **options)
-    assert far(weights(tmp_path / "two"), weights(tmp_path / "one")) < 1e-6
+    assert max_difference(weights(tmp_path / "two"), weights(tmp_path / "one")) < 1e-6
     assert 0 < metrics(tmp_path / "two")[0]["tied_groups"] < 1
 
 
 def test_a_guard_stops_all_processes_by_its_name(tmp_path):
     options = {"reward": together.constant, "guards": {"dead_epochs": 2}}
     launched = launch(together.train, 2, tmp_path, **options)
-    assert launched.ended() == [1, 1]
+    assert launched.wait() == [1, 1]
     stopped = json.loads((tmp_path / "run" / "summary.json").read_text())["stopped"]
     assert (stopped["reason"], stopped["epoch"]) == ("dead_rewards", 2)
 
 
 @pytest.mark.parametrize("shard", [False, True])
-def test_what_goes_wrong_in_one_process_rolls_all_back(tmp_path, shard):
+def test_a_failure_of_one_process_rolls_all_back(tmp_path, shard):
     options = {"train": {"shard": shard, "epochs": 3}, "guards": {"rollbacks": 1}}
     run(together.nan_once, 2, tmp_path, rank=1, at=8, **options)
     lines = metrics(tmp_path)
     assert [line.get("rollbacks") for line in lines] == [1, 1, 1]  # the weights are to blame
-    assert far(weights(tmp_path), weights(tmp_path, 1)) == 0
+    assert max_difference(weights(tmp_path), weights(tmp_path, 1)) == 0
 
 
 def test_experts_that_would_be_gathered_at_once_are_refused(tmp_path):
@@ -142,18 +144,18 @@ def test_experts_that_would_be_gathered_at_once_are_refused(tmp_path):
         "sampling": {"window": 1, "call": dict(FAMILIES["wan-2.2"].call)},
     }
     launched = launch(together.train, 2, tmp_path, **options)
-    assert launched.ended() == [1, 1]
-    assert "sampling.window moves" in launched.said()
+    assert launched.wait() == [1, 1]
+    assert "sampling.window moves" in launched.output()
     del options["sampling"]["window"]
     options["sampling"]["window"] = {"size": 2, "first": 1, "last": 2}
     run(together.train, 2, tmp_path / "sharded", **options)
     options["train"]["shard"] = False
-    run(together.train, 1, tmp_path / "whole", **options)
-    assert far(weights(tmp_path / "sharded"), weights(tmp_path / "whole")) < 1e-6
+    run(together.train, 1, tmp_path / "unsharded", **options)
+    assert max_difference(weights(tmp_path / "sharded"), weights(tmp_path / "unsharded")) < 1e-6
 
 
 @pytest.mark.parametrize(
-    ("rank", "deed", "message"),
+    ("rank", "failure", "message"),
     [
         (0, "SIGKILL", "process 0 is gone"),
         (1, "SIGKILL", "process 1 has been silent for 30 s"),
@@ -161,44 +163,44 @@ def test_experts_that_would_be_gathered_at_once_are_refused(tmp_path):
         (0, "fail", "process 0 stopped: redness failed on prompt"),
     ],
 )
-def test_when_one_process_is_gone_all_end_within_a_minute(tmp_path, one, rank, deed, message):
-    launched = launch(together.misbehaving, 2, tmp_path, rank=rank, at=8, deed=deed)
-    codes = launched.ended()
-    path_ends = [path.stat().st_mtime for path in launched.logs]
-    assert abs(path_ends[0] - path_ends[1]) < 60
+def test_when_one_process_is_gone_all_end_within_a_minute(tmp_path, single, rank, failure, message):
+    launched = launch(together.misbehaving, 2, tmp_path, rank=rank, at=8, failure=failure)
+    codes = launched.wait()
+    ended_at = [path.stat().st_mtime for path in launched.logs]
+    assert abs(ended_at[0] - ended_at[1]) < 60
     assert codes[1 - rank] == 1
-    assert codes[rank] == (-signal.SIGKILL if deed == "SIGKILL" else 1)
-    assert message in launched.said()
+    assert codes[rank] == (-signal.SIGKILL if failure == "SIGKILL" else 1)
+    assert message in launched.output()
     if rank == 1:
         stopped = json.loads((tmp_path / "run" / "summary.json").read_text())["stopped"]
         assert message in stopped["message"]
-        assert stopped["reason"] == ("reward_failed" if deed == "fail" else "process_lost")
+        assert stopped["reason"] == ("reward_failed" if failure == "fail" else "process_lost")
     run(together.train, 1, tmp_path, resume=True)
-    assert far(weights(tmp_path), weights(one)) < 1e-6
+    assert max_difference(weights(tmp_path), weights(single)) < 1e-6
 
 
 @pytest.mark.slow
 def test_a_process_that_hangs_is_not_waited_for(tmp_path):
-    launched = launch(together.misbehaving, 2, tmp_path, rank=1, at=8, deed="SIGSTOP")
+    launched = launch(together.misbehaving, 2, tmp_path, rank=1, at=8, failure="SIGSTOP")
     launched.processes[0].join(100)
     launched.send(1, signal.SIGKILL)
-    assert launched.ended()[0] == 1
-    assert "process 1 has been silent for 30 s" in launched.said()
+    assert launched.wait()[0] == 1
+    assert "process 1 has been silent for 30 s" in launched.output()
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_signal_to_one_process_saves_and_ends_all(tmp_path, one, rank):
-    options = {"rank": rank, "at": 8, "deed": "SIGTERM", "checkpoint_every": 9}
+def test_a_signal_to_one_process_saves_and_ends_all(tmp_path, single, rank):
+    options = {"rank": rank, "at": 8, "failure": "SIGTERM", "checkpoint_every": 9}
     launched = launch(together.misbehaving, 2, tmp_path, **options)
-    assert launched.ended() == [128 + signal.SIGTERM] * 2, launched.said()
+    assert launched.wait() == [128 + signal.SIGTERM] * 2, launched.output()
     stopped = json.loads((tmp_path / "run" / "summary.json").read_text())["stopped"]
     assert stopped["reason"] == "Interrupted"
     assert stopped["checkpoint"] == "epoch-0001"
     run(together.train, 3, tmp_path, resume=True, checkpoint_every=9)
-    assert far(weights(tmp_path), weights(one)) < 1e-6
+    assert max_difference(weights(tmp_path), weights(single)) < 1e-6
 
 
-def test_processes_with_other_inputs_are_refused(tmp_path):
+def test_processes_with_different_inputs_are_refused(tmp_path):
     launched = launch(together.other_prompts, 2, tmp_path)
-    assert launched.ended() == [1, 1]
-    assert "the input of process 1 differs from that of process 0" in launched.said()
+    assert launched.wait() == [1, 1]
+    assert "the input of process 1 differs from that of process 0" in launched.output()

@@ -1,4 +1,4 @@
-"""Tiny, randomly initialised pipelines of real diffusers classes: one small builder a family."""
+"""Tiny, randomly initialised pipelines of real diffusers classes: one small builder per family."""
 
 import torch
 from diffusers import DiffusionPipeline, ModelMixin
@@ -35,7 +35,7 @@ FAMILIES: dict[str, Family] = {key: f for kind in KINDS.values() for key, f in k
 def built(name: str, dtype: torch.dtype = torch.float32) -> DiffusionPipeline:
     """The family's pipeline, with the same weights each time, in evaluation mode.
 
-    It is cast as `from_pretrained` casts: parts that their class keeps in float32 stay so.
+    It is cast as `from_pretrained` casts: modules that their class keeps in float32 stay so.
     """
     torch.manual_seed(0)
     family = FAMILIES[name]

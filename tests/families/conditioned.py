@@ -1,4 +1,4 @@
-"""Flow-matching pipelines that take pictures: to change, to edit, to follow, to fill in."""
+"""Flow-matching pipelines that take images: img2img, editing, control, inpainting."""
 
 import inspect
 from functools import partial
@@ -37,14 +37,14 @@ from families.vaes import levels, qwen_vae, vae
 
 
 def turned(pipe: Any, cls: type, **parts: Any) -> Any:
-    """A pipeline of another class from the parts that it shares with one, and more."""
+    """A pipeline of class `cls` from the parts of `pipe` that it accepts, and `parts`."""
     known = inspect.signature(cls).parameters
     shared = {name: part for name, part in pipe.components.items() if name in known}
     return cls(**{**shared, **parts})
 
 
 def redone(module: Any, cls: type | None = None, **config: Any) -> Any:
-    """A new module with another's configuration, as far as `cls` knows it, some of it changed."""
+    """A new module with the configuration of `module`, as far as `cls` accepts it, and `config`."""
     cls = cls or type(module)
     known = inspect.signature(cls).parameters
     shared = {key: value for key, value in module.config.items() if key in known}
@@ -56,7 +56,7 @@ def sd3_img2img() -> StableDiffusion3Img2ImgPipeline:
 
 
 def sd3_inpaint() -> StableDiffusion3InpaintPipeline:
-    """The pipeline refuses latents of other than 16 channels."""
+    """The pipeline requires latents of 16 channels."""
     pipe = sd3()
     transformer = redone(pipe.transformer, in_channels=16, out_channels=16)
     parts = {"transformer": transformer, "vae": vae(latent_channels=16)}
@@ -78,14 +78,14 @@ def flux_kontext() -> FluxKontextPipeline:
 
 
 def flux_control() -> FluxControlPipeline:
-    """The picture's latents lie beside the noise, as channels."""
+    """The latents of the control image are further channels."""
     pipe = flux()
     transformer = redone(pipe.transformer, in_channels=2 * 16, out_channels=16)
     return turned(pipe, FluxControlPipeline, transformer=transformer)
 
 
 def flux_fill() -> FluxFillPipeline:
-    """The masked picture's latents and the mask's pixels lie beside the noise, as channels."""
+    """The latents of the masked image and the pixels of the mask are further channels."""
     pipe = flux()
     transformer = redone(pipe.transformer, in_channels=3 * 16, out_channels=16)
     return turned(pipe, FluxFillPipeline, transformer=transformer)
@@ -108,14 +108,14 @@ def qwen_image_controlnet() -> QwenImageControlNetPipeline:
 
 
 class Shrinking(VaeImageProcessor):
-    """Makes pictures of 64 x 64 where a pipeline asks for 1024 x 1024."""
+    """Resizes images to 64 x 64 if the pipeline asks for 1024 x 1024."""
 
     def resize(self, image: Any, height: int, width: int, **options: Any) -> Any:
         return super().resize(image, height // 16, width // 16, **options)
 
 
 def shrunk(pipe: Any) -> Any:
-    """The pipeline with smaller pictures than it knows of, to save time."""
+    """The pipeline with images 16 times smaller than it assumes, to save time."""
     pipe.image_processor = Shrinking()
     pipe.vae_scale_factor *= 16
     return pipe
@@ -146,7 +146,7 @@ def longcat_edit() -> LongCatImageEditPipeline:
 
 
 def fibo_edit() -> BriaFiboEditPipeline:
-    """Reads JSON."""
+    """Its prompts are JSON."""
     return turned(bria_fibo(), BriaFiboEditPipeline)
 
 

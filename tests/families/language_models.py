@@ -55,10 +55,10 @@ from transformers import (
 )
 
 VOCAB_SIZE = 1024
-"""Of every encoder: more than the tokenizers' letters, so that words can be added later."""
+"""Vocabulary size of every encoder: larger than the tokenizers', so that words can be added."""
 
 PATCH_SIZE = 4
-"""Of the vision towers, in pixels; two by two patches make one token."""
+"""Patch size of the vision towers, in pixels; 2 x 2 patches make one token."""
 
 QWEN_VISION: dict[str, Any] = {
     "depth": 1,
@@ -82,13 +82,13 @@ VISION: dict[str, Any] = {
 }
 
 EYES: dict[str, Any] = {**VISION, "num_hidden_layers": 2, "patch_size": 8}
-"""Of image encoders without a language model: four tokens a picture of 16 x 16 pixels."""
+"""Image encoders without a language model: four tokens per image of 16 x 16 pixels."""
 
 PIXELS: dict[str, Any] = {
     "patch_size": PATCH_SIZE,
     "size": {"shortest_edge": 64, "longest_edge": 256},
 }
-"""Pictures are shrunk to at most 16 x 16 pixels, four tokens."""
+"""Images are shrunk to at most 16 x 16 pixels, four tokens."""
 
 QWEN_SPECIAL = [
     "<|endoftext|>",
@@ -104,7 +104,7 @@ QWEN_SPECIAL = [
 
 
 def size(tokenizer: PreTrainedTokenizerBase, layers: int) -> dict[str, Any]:
-    """A decoder's dimensions, under the names that all configurations share."""
+    """Dimensions of a decoder, under the names that all configurations share."""
     return {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 16,
@@ -121,7 +121,7 @@ def size(tokenizer: PreTrainedTokenizerBase, layers: int) -> dict[str, Any]:
 
 
 def chat_template(opening: str, closing: str, image: str = "", reply: str = "") -> str:
-    """Turns of a chat; `opening` may print `m.role`, `reply` is what the answer starts with."""
+    """A chat template; `opening` may print `m.role`, and `reply` opens the answer."""
     return (
         "{% for m in messages %}" + opening + "{% if m.content is string %}{{ m.content }}"
         "{% else %}{% for part in m.content %}"
@@ -134,7 +134,8 @@ def chat_template(opening: str, closing: str, image: str = "", reply: str = "") 
 def learn_words(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
     """Makes each word of a pipeline's template one token, as in the released tokenizers.
 
-    Pipelines drop a fixed number of template tokens; with letters they would keep the template.
+    Pipelines drop a fixed number of template tokens; if each letter were a token, most of the
+    template would remain.
     """
     words = [AddedToken(w, normalized=False) for w in ("\n", "\n\n")]
     for word in dict.fromkeys(re.findall(r"[A-Za-z]{2,}", re.sub(r"<[^>]*>", " ", text))):
@@ -144,7 +145,7 @@ def learn_words(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
 
 
 def qwen_tokenizer() -> Qwen2Tokenizer:
-    """Of Qwen2, Qwen2.5-VL, Qwen3 and Qwen3-VL."""
+    """The tokenizer of Qwen2, Qwen2.5-VL, Qwen3 and Qwen3-VL."""
     vocab = {token: i for i, token in enumerate(sorted(ByteLevel.alphabet()))}
     return Qwen2Tokenizer(
         vocab=vocab,
@@ -170,7 +171,7 @@ def vision_ids(tokenizer: Qwen2Tokenizer) -> dict[str, int]:
 def qwen2_5_vl(
     tokenizer: Qwen2Tokenizer, cls: type = Qwen2_5_VLForConditionalGeneration, layers: int = 2
 ) -> Any:
-    """`cls` may be Qwen2_5_VLTextModel, which has no eyes."""
+    """`cls` may be Qwen2_5_VLTextModel, which has no vision tower."""
     text_config = Qwen2_5_VLTextConfig(**size(tokenizer, layers), rope_parameters=QWEN2_ROPE)
     if cls.config_class is Qwen2_5_VLTextConfig:
         return cls(text_config)
@@ -229,12 +230,12 @@ def qwen3_vl_processor(tokenizer: Qwen2Tokenizer) -> Qwen3VLProcessor:
 
 
 def spelling_vocab(*special: str) -> dict[str, int]:
-    """Special tokens first, then what can be typed; "▁" stands for a space."""
+    """Special tokens first, then printable characters; "▁" stands for a space."""
     return {token: i for i, token in enumerate([*special, "▁", *string.printable[:-5], "\n"])}
 
 
 def gemma_tokenizer(padding_side: str = "right") -> GemmaTokenizer:
-    """Of Gemma 1 to 3; pads on the right, as the released pipelines ask."""
+    """The tokenizer of Gemma 1 to 3; pads on the right, as in the released pipelines."""
     return GemmaTokenizer(
         vocab=spelling_vocab("<pad>", "<eos>", "<bos>", "<unk>", "<mask>"),
         merges=[],
@@ -267,7 +268,7 @@ def gemma2(tokenizer: GemmaTokenizer, cls: type = Gemma2Model, layers: int = 2) 
 def gemma3(
     tokenizer: GemmaTokenizer, cls: type = Gemma3ForConditionalGeneration, layers: int = 2
 ) -> Any:
-    """One picture is 16 x 16 pixels and four tokens."""
+    """An image is 16 x 16 pixels and four tokens."""
     config = Gemma3Config(
         text_config={**size(tokenizer, layers), "query_pre_attn_scalar": 8},
         vision_config=VISION,
@@ -297,7 +298,7 @@ def t5gemma2_encoder(tokenizer: GemmaTokenizer, layers: int = 2) -> T5Gemma2Enco
 
 
 def llama_tokenizer() -> LlamaTokenizer:
-    """Pads on the right with its end-of-text token, as Llama 3 in pipelines does."""
+    """Pads on the right with its end-of-text token, as pipelines do with Llama 3."""
     return LlamaTokenizer(
         vocab=spelling_vocab("<unk>", "<s>", "</s>"),
         merges=[],
@@ -331,7 +332,7 @@ def llava(tokenizer: LlamaTokenizer, layers: int = 2) -> LlavaForConditionalGene
 
 
 def plain_tokenizer(padding_side: str = "left") -> PreTrainedTokenizerFast:
-    """Of models with a tokenizer of no class of their own: GLM, Mistral 3, SmolLM3."""
+    """The tokenizer of models without a tokenizer class of their own: GLM, Mistral 3, SmolLM3."""
     letters = LlamaTokenizer(
         vocab=spelling_vocab("<unk>", "<s>", "</s>", "<pad>"), merges=[], add_bos_token=True
     )
@@ -377,7 +378,7 @@ def mistral3(
 
 
 def pixtral_processor(tokenizer: PreTrainedTokenizerFast) -> PixtralProcessor:
-    """Mistral 3's."""
+    """The processor of Mistral 3."""
     return PixtralProcessor(
         image_processor=PixtralImageProcessor(patch_size=2 * PATCH_SIZE, size={"longest_edge": 16}),
         tokenizer=tokenizer,
@@ -394,5 +395,5 @@ def bert_tokenizer() -> BertTokenizer:
 
 
 def bert(tokenizer: BertTokenizer, layers: int = 2) -> BertModel:
-    """No decoder, but of the same size; HunyuanDiT's."""
+    """The text encoder of HunyuanDiT: not a decoder, but of the same size."""
     return BertModel(BertConfig(**size(tokenizer, layers)))

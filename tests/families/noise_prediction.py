@@ -41,7 +41,7 @@ from families.vaes import levels, sd_vae, vae
 
 @cache
 def letters_for_sentencepiece() -> TemporaryDirectory:
-    """A folder with `tokenizer.model`, which a ChatGLM tokenizer reads when made and when saved."""
+    """A folder with `tokenizer.model`, read when a ChatGLM tokenizer is made and saved."""
     folder = TemporaryDirectory()
     with (Path(folder.name) / "tokenizer.model").open("wb") as model:
         SentencePieceTrainer.train(
@@ -69,7 +69,7 @@ def chatglm(tokenizer: ChatGLMTokenizer) -> ChatGLMModel:
         multi_query_group_num=1,
     )
     encoder = ChatGLMModel(config)
-    for name, parameter in encoder.named_parameters():  # ChatGLM leaves its memory as it was
+    for name, parameter in encoder.named_parameters():  # ChatGLM does not initialize its weights
         torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.2)
     return encoder
 
@@ -88,7 +88,7 @@ def kolors() -> KolorsPipeline:
 
 
 def kandinsky3() -> Kandinsky3Pipeline:
-    """With DDIM for the released DDPM, which draws noise of its own in every step."""
+    """With DDIM instead of the released DDPM, which draws its own noise in every step."""
     denoiser = Kandinsky3UNet(
         time_embedding_dim=16,
         groups=4,
@@ -99,7 +99,7 @@ def kandinsky3() -> Kandinsky3Pipeline:
         encoder_hid_dim=16,
     )
     movq = VQModel(
-        block_out_channels=(32, 32),  # its groups are 32
+        block_out_channels=(32, 32),  # it normalizes in 32 groups
         down_block_types=("DownEncoderBlock2D", "AttnDownEncoderBlock2D"),
         up_block_types=("AttnUpDecoderBlock2D", "UpDecoderBlock2D"),
         latent_channels=4,
@@ -115,7 +115,7 @@ def kandinsky3() -> Kandinsky3Pipeline:
 
 def svd() -> StableVideoDiffusionPipeline:
     denoiser = UNetSpatioTemporalConditionModel(
-        block_out_channels=(32, 32),  # its groups are 32
+        block_out_channels=(32, 32),  # it normalizes in 32 groups
         layers_per_block=1,
         sample_size=8,
         down_block_types=("CrossAttnDownBlockSpatioTemporal", "DownBlockSpatioTemporal"),
@@ -131,7 +131,7 @@ def svd() -> StableVideoDiffusionPipeline:
         down_block_types=("DownEncoderBlock2D",) * 2,
         layers_per_block=1,
     )
-    # The pipeline enlarges pictures to 224 x 224, whatever the encoder asks for.
+    # The pipeline resizes images to 224 x 224, whatever the encoder needs.
     eyes = CLIPVisionConfig(**{**EYES, "image_size": 224, "patch_size": 112}, projection_dim=16)
     scheduler = EulerDiscreteScheduler(
         **BETAS,
@@ -152,7 +152,7 @@ def svd() -> StableVideoDiffusionPipeline:
 
 
 def pixart(cls: type, **config: Any) -> Any:
-    """Predicts a variance too, which the pipeline drops."""
+    """Its transformer also predicts a variance, which the pipeline drops."""
     transformer = PixArtTransformer2DModel(
         **{**DIT, "attention_head_dim": 12, "out_channels": 2 * 4},
         cross_attention_dim=24,
@@ -174,7 +174,7 @@ def pixart_sigma() -> PixArtSigmaPipeline:
 
 
 def hunyuan_dit() -> HunyuanDiTPipeline:
-    """Four blocks, so that the last one has a skip connection; with DDIM for the released DDPM."""
+    """Four blocks, so that the last has a skip connection; DDIM instead of the released DDPM."""
     transformer = HunyuanDiT2DModel(
         sample_size=8,
         patch_size=2,

@@ -1,4 +1,4 @@
-"""What families share: random weights that matter, pictures, CLIP and T5, sizes, flow schedulers.
+"""Parts that families share: random weights, images, CLIP and T5, sizes, flow schedulers.
 
 Every tokenizer spells letter by letter.
 """
@@ -30,7 +30,7 @@ DIT: dict[str, Any] = {
     "in_channels": 4,
     "out_channels": 4,
 }
-"""Of a transformer on latents of four channels."""
+"""Configuration of a transformer on latents of four channels."""
 
 JOINT: dict[str, Any] = {
     "num_attention_heads": 2,
@@ -40,18 +40,19 @@ JOINT: dict[str, Any] = {
     "joint_attention_dim": 16,
     "axes_dims_rope": (4, 6, 6),
 }
-"""Of a transformer on 2 x 2 patches of such latents, which attends to text and picture at once.
+"""Configuration of a transformer on 2 x 2 patches of such latents, with joint attention.
 
-The last layer's text is read by nobody; with a single layer only its keys and values are trained.
+The text output of the last layer is unused, so that with a single layer only the keys and values of
+the text are trained.
 """
 
 FLUX: dict[str, Any] = {**JOINT, "num_single_layers": 1}
-"""As above, with a layer of one stream after that of two."""
+"""As JOINT, with a single-stream layer after the double-stream one."""
 
 
 def awake(module: torch.nn.Module) -> None:
-    """Makes every input matter to the output: undoes the shrinking of torch's initialisation, by
-    3 ** 0.5 a layer, and fills what is initialised with zeros."""
+    """Makes every input matter to the output: scales linear layers by 3 ** 0.5, which undoes the
+    shrinking of torch's initialization, and fills parameters that are initialized to zero."""
     generator = torch.Generator().manual_seed(1)
     for layer in module.modules():
         if isinstance(layer, torch.nn.Linear):
@@ -62,19 +63,19 @@ def awake(module: torch.nn.Module) -> None:
 
 
 def picture(width: int = 16, height: int = 16, seed: int = 0) -> Image.Image:
-    """A picture of noise, for pipelines that take one."""
+    """An image of noise, for pipelines that take one."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randint(0, 256, (height, width, 3), generator=generator)
     return Image.fromarray(values.to(torch.uint8).numpy())
 
 
 def film(frames: int = 5, seed: int = 0) -> list[Image.Image]:
-    """Pictures of noise, one a frame."""
+    """Images of noise, one per frame."""
     return [picture(seed=seed + i) for i in range(frames)]
 
 
 def mask() -> Image.Image:
-    """White, to be repainted, on the right half."""
+    """An inpainting mask whose right half is white, that is, repainted."""
     canvas = Image.new("L", (16, 16), 0)
     canvas.paste(255, (8, 0, 16, 16))
     return canvas
@@ -83,7 +84,7 @@ def mask() -> Image.Image:
 def text_parts(
     encoder: Callable[..., Any], tokenizer: PreTrainedTokenizerBase, suffix: str = "", **config: Any
 ) -> dict[str, Any]:
-    """A pipeline's `text_encoder` and `tokenizer`; `suffix` is what stands behind both, as `_2`."""
+    """A pipeline's `text_encoder` and `tokenizer`; `suffix` is appended to both names, as `_2`."""
     return {
         f"text_encoder{suffix}": encoder(tokenizer, **config),
         f"tokenizer{suffix}": tokenizer,
@@ -148,7 +149,7 @@ def flow_euler(**config: Any) -> FlowMatchEulerDiscreteScheduler:
 
 
 def dynamic_flow_euler(max_shift: float = 1.15, **config: Any) -> FlowMatchEulerDiscreteScheduler:
-    """The shift grows with the number of picture tokens, as in Flux."""
+    """The shift grows with the number of image tokens, as in Flux."""
     return flow_euler(use_dynamic_shifting=True, base_shift=0.5, max_shift=max_shift, **config)
 
 

@@ -1,4 +1,4 @@
-"""Stable Diffusion 1.5, 2 and XL, from text and from pictures, and AnimateDiff."""
+"""Stable Diffusion 1.5, 2 and XL, from text and from images, and AnimateDiff."""
 
 from typing import Any
 
@@ -62,7 +62,7 @@ XL_UNET: dict[str, Any] = {
     "projection_class_embeddings_input_dim": 16 + 6 * 8,
     "cross_attention_dim": 32,
 }
-"""As above, with attention inside and sizes as a condition."""
+"""As UNET, with attention at the inner level and image sizes as conditions."""
 
 
 def unet(**config: Any) -> UNet2DConditionModel:
@@ -73,7 +73,8 @@ def unet(**config: Any) -> UNet2DConditionModel:
 
 
 def controlnet(**config: Any) -> ControlNetModel:
-    """A picture of 16 x 16 is brought down to the latents' 8 x 8, and shows."""
+    """Brings an image of 16 x 16 down to the latents' 8 x 8; has an effect, since its last
+    convolution is not zero."""
     config = {**UNET, "conditioning_embedding_out_channels": (8, 8), **config}
     module = ControlNetModel(**config)
     torch.nn.init.normal_(module.controlnet_cond_embedding.conv_out.weight)

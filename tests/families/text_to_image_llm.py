@@ -1,4 +1,4 @@
-"""Text to image by flow matching, for readers of Gemma, GLM, Mistral 3 and SmolLM3."""
+"""Text to image by flow matching, with Gemma, GLM, Mistral 3 or SmolLM3 as text encoder."""
 
 import torch
 from diffusers import (
@@ -169,7 +169,7 @@ def cogview4() -> CogView4Pipeline:
 
 
 def bria_fibo() -> BriaFiboPipeline:
-    """The pipeline takes a latent pixel to be 16 x 16 picture pixels."""
+    """The pipeline assumes 16 x 16 image pixels per latent pixel."""
     transformer = BriaFiboTransformer2DModel(
         in_channels=4,
         num_layers=1,
@@ -195,7 +195,7 @@ def bria_fibo() -> BriaFiboPipeline:
 
 
 def ernie_image() -> ErnieImagePipeline:
-    """Without the language model that rewrites prompts, which is optional."""
+    """Without the optional language model that rewrites prompts."""
     transformer = ErnieImageTransformer2DModel(
         hidden_size=32,
         num_attention_heads=2,

@@ -1,4 +1,4 @@
-"""Text to image by flow matching, for readers of Qwen2.5-VL, Qwen3 and Qwen3-VL."""
+"""Text to image by flow matching, with Qwen2.5-VL, Qwen3 or Qwen3-VL as text encoder."""
 
 from functools import partial
 from typing import Any
@@ -114,7 +114,7 @@ def z_image() -> ZImagePipeline:
 
 
 def flux2_transformer(guidance_embeds: bool) -> Flux2Transformer2DModel:
-    """Reads three layers of the language model, of 16 channels each."""
+    """Takes three layers of the language model, of 16 channels each."""
     size = {**FLUX, "joint_attention_dim": 3 * 16, "axes_dims_rope": (4, 4, 4, 4)}
     return Flux2Transformer2DModel(
         **size, timestep_guidance_channels=16, guidance_embeds=guidance_embeds
@@ -131,7 +131,8 @@ def flux2_klein() -> Flux2KleinPipeline:
 
 
 def hunyuan_image(distilled: bool = False) -> HunyuanImagePipeline:
-    """Guidance is a part of the pipeline; the distilled model has an embedding and MeanFlow."""
+    """Guidance is a component of the pipeline; the distilled model has a guidance embedding and
+    MeanFlow instead."""
     transformer = HunyuanImageTransformer2DModel(
         **{**DIT, "attention_head_dim": 8},
         num_single_layers=1,
@@ -169,7 +170,7 @@ def hunyuan_image(distilled: bool = False) -> HunyuanImagePipeline:
 
 
 def kandinsky5(cls: type, autoencoder: Any, **transformer: Any) -> Any:
-    """Also of the video pipelines."""
+    """Any Kandinsky 5 pipeline, also for video."""
     tokenizer = qwen_tokenizer()
     denoiser = Kandinsky5Transformer3DModel(
         in_text_dim=16,
@@ -196,7 +197,7 @@ def kandinsky5(cls: type, autoencoder: Any, **transformer: Any) -> Any:
 
 def kandinsky5_image() -> Kandinsky5T2IPipeline:
     pipe = kandinsky5(Kandinsky5T2IPipeline, vae())
-    pipe.resolutions = [(64, 64)]  # others than the listed ones are not made
+    pipe.resolutions = [(64, 64)]  # any other size is replaced by a listed one
     return pipe
 
 
@@ -241,7 +242,7 @@ def krea2() -> Krea2Pipeline:
 
 
 def longcat_image() -> LongCatImagePipeline:
-    """The pipeline asks for latents of 16 channels."""
+    """The pipeline requires latents of 16 channels."""
     tokenizer = qwen_tokenizer()
     transformer = LongCatImageTransformer2DModel(
         **{**FLUX, "in_channels": 4 * 16}, pooled_projection_dim=16
@@ -259,7 +260,7 @@ def longcat_image() -> LongCatImagePipeline:
 
 
 def nucleus() -> NucleusMoEImagePipeline:
-    """A dense block, then one with experts."""
+    """A dense block, then one with routed experts."""
     tokenizer = qwen_tokenizer()
     transformer = NucleusMoEImageTransformer2DModel(
         **{**JOINT, "num_layers": 2},

@@ -1,4 +1,4 @@
-"""Text to image by flow matching, for readers of T5, alone or beside others."""
+"""Text to image by flow matching, with T5 as text encoder, alone or with others."""
 
 from typing import Any
 
@@ -116,7 +116,7 @@ def bria() -> BriaPipeline:
 
 
 def hidream() -> HiDreamImagePipeline:
-    """It makes pictures of 128 x 128 latent pixels whatever the call says: large patches."""
+    """Large patches, because it makes 128 x 128 latent pixels whatever size the call asks for."""
     transformer = HiDreamImageTransformer2DModel(
         **{**DIT, "attention_head_dim": 8},
         patch_size=32,
@@ -141,9 +141,9 @@ def hidream() -> HiDreamImagePipeline:
 
 
 class Guardrail(ModelMixin, ConfigMixin):
-    """Stands in for the Cosmos guardrail, which is too large to run here; lets all pass.
+    """Stands in for the Cosmos guardrail, which is too large for a test; lets everything pass.
 
-    `from_pretrained` has to be given one too: what is saved names a class that it cannot find.
+    It must be passed to `from_pretrained`, too, which cannot find its class by the saved name.
     """
 
     config_name = "config.json"

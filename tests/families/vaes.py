@@ -12,7 +12,7 @@ from diffusers import (
 
 
 def levels(count: int, channels: int = 8) -> dict[str, Any]:
-    """Of AutoencoderKL and its like: each level but the innermost halves the sides."""
+    """Configuration of an AutoencoderKL: each level except the innermost halves the sides."""
     return {
         "block_out_channels": (channels,) * count,
         "down_block_types": ("DownEncoderBlock2D",) * count,
@@ -23,7 +23,7 @@ def levels(count: int, channels: int = 8) -> dict[str, Any]:
 
 
 def vae(latent_channels: int = 4, **config: Any) -> AutoencoderKL:
-    """A latent pixel is 2 x 2 picture pixels."""
+    """A latent pixel is 2 x 2 image pixels."""
     defaults = {
         **levels(2),
         "sample_size": 16,
@@ -36,13 +36,13 @@ def vae(latent_channels: int = 4, **config: Any) -> AutoencoderKL:
 
 
 def sd_vae(**config: Any) -> AutoencoderKL:
-    """Stable Diffusion's and its like's."""
+    """The VAE of Stable Diffusion and similar models."""
     defaults = {"use_quant_conv": True, "use_post_quant_conv": True, "shift_factor": None}
     return vae(**{**defaults, "scaling_factor": 0.18215, **config})
 
 
 def flux2_vae() -> AutoencoderKLFlux2:
-    """A latent pixel is 4 x 4 picture pixels; batch normalisation normalises 2 x 2 of them."""
+    """A latent pixel is 4 x 4 image pixels; batch normalization acts on 2 x 2 latent pixels."""
     model = AutoencoderKLFlux2(**levels(3), latent_channels=4, sample_size=16)
     model.bn.running_mean.normal_(std=0.1)
     return model
@@ -52,11 +52,11 @@ STATISTICS: dict[str, Any] = {
     "latents_mean": [0.1, -0.1, 0.2, 0.0],
     "latents_std": [1.5, 2.0, 1.0, 1.2],
 }
-"""Of latents with four channels."""
+"""Statistics of latents with four channels."""
 
 
 def qwen_vae(**config: Any) -> AutoencoderKLQwenImage:
-    """A latent pixel is 2 x 2 picture pixels; the Wan VAE's twin for pictures."""
+    """A latent pixel is 2 x 2 image pixels; the Wan VAE's counterpart for images."""
     defaults = {
         "base_dim": 8,
         "z_dim": 4,
@@ -69,7 +69,7 @@ def qwen_vae(**config: Any) -> AutoencoderKLQwenImage:
 
 
 def wan_vae(z_dim: int = 4, **config: Any) -> AutoencoderKLWan:
-    """A latent pixel is 4 x 4 picture pixels of 4 frames."""
+    """A latent pixel is 4 x 4 image pixels of 4 frames."""
     defaults = {
         "base_dim": 4,
         "dim_mult": [1, 1, 1],
@@ -88,11 +88,11 @@ PATCHED: dict[str, Any] = {
     "is_residual": True,
     "patch_size": 2,
 }
-"""Of a Wan VAE that starts from 2 x 2 patches, as that of Wan 2.2 5B."""
+"""Configuration of a Wan VAE that starts with 2 x 2 patches, as in Wan 2.2 5B."""
 
 
 def hunyuan_vae() -> AutoencoderKLHunyuanVideo:
-    """A latent pixel is 4 x 4 picture pixels of 4 frames."""
+    """A latent pixel is 4 x 4 image pixels of 4 frames."""
     return AutoencoderKLHunyuanVideo(
         latent_channels=4,
         down_block_types=("HunyuanVideoDownBlock3D",) * 3,

@@ -61,7 +61,7 @@ def hunyuan() -> HunyuanVideoPipeline:
 
 
 def hunyuan_image(condition: str = "token_replace") -> HunyuanVideoImageToVideoPipeline:
-    """`condition` says how the first frame enters: in place of noise, or as further channels."""
+    """`condition` says how the first frame enters: instead of noise, or as further channels."""
     transformer = hunyuan_transformer(
         in_channels=9 if condition == "latent_concat" else 4,
         guidance_embeds=False,
@@ -80,10 +80,10 @@ def hunyuan_image(condition: str = "token_replace") -> HunyuanVideoImageToVideoP
 def hunyuan_15(
     cls: type = HunyuanVideo15Pipeline, guidance_scale: float = 1.0, **parts: Any
 ) -> Any:
-    """Guidance is a part of this pipeline, no argument of its call.
+    """Guidance is a component of this pipeline, not an argument of its call.
 
-    Its VAE decodes one video only; that it shall do so each in turn is not saved. Nor is it that
-    texts are shorter than the 2,000 tokens that the pipeline always makes.
+    Two settings are not saved with it: its VAE, which decodes one video at a time, slices a batch;
+    and texts are shorter than the 2,000 tokens to which the pipeline always pads.
     """
     transformer = HunyuanVideo15Transformer3DModel(
         **{**DIT, "num_layers": 2, "in_channels": 9},

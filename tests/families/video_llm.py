@@ -1,4 +1,4 @@
-"""Video: readers of other language models: SANA-Video, Kandinsky 5.0, EasyAnimate, Motif-Video."""
+"""Video with other language models: SANA-Video, Kandinsky 5.0, EasyAnimate, Motif-Video."""
 
 from functools import partial
 
@@ -80,7 +80,7 @@ def easyanimate() -> EasyAnimatePipeline:
 
 
 def motif_video(guidance_scale: float = 1.0) -> MotifVideoPipeline:
-    """Guidance is a part of this pipeline, no argument of its call."""
+    """Guidance is a component of this pipeline, not an argument of its call."""
     transformer = MotifVideoTransformer3DModel(
         **{**DIT, "in_channels": 9, "attention_head_dim": 12},
         num_single_layers=2,

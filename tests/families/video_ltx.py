@@ -1,4 +1,4 @@
-"""Video: LTX-Video, and LTX-2, which makes audio with it."""
+"""Video: LTX-Video, and LTX-2, which also makes audio."""
 
 from typing import Any
 
@@ -61,14 +61,14 @@ def ltx_image() -> LTXImageToVideoPipeline:
 
 
 def connectors() -> LTX2TextConnectors:
-    """What stands between the language model and the transformer."""
-    modality = {
+    """The connectors between the language model and the transformer."""
+    config = {
         "connector_num_attention_heads": 2,
         "connector_attention_head_dim": 8,
         "connector_num_layers": 1,
         "connector_num_learnable_registers": 4,
     }
-    both = {f"{kind}_{k}": value for kind in ("video", "audio") for k, value in modality.items()}
+    both = {f"{modality}_{key}": v for modality in ("video", "audio") for key, v in config.items()}
     return LTX2TextConnectors(
         caption_channels=16,
         text_proj_in_factor=3,
@@ -79,7 +79,7 @@ def connectors() -> LTX2TextConnectors:
 
 
 def ltx2(cls: type = LTX2Pipeline) -> Any:
-    """Video and audio are denoised together, each with a scheduler of its own."""
+    """Video and audio are denoised together, each with its own scheduler."""
     transformer = LTX2VideoTransformer3DModel(
         **DIT,
         cross_attention_dim=32,

@@ -1,4 +1,4 @@
-"""Video: readers of T5 other than Wan and LTX-Video."""
+"""Video with T5 as text encoder, other than Wan and LTX-Video."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ from families.vaes import vae, wan_vae
 
 
 def mochi() -> MochiPipeline:
-    """Its sigmas run from 0 to 1."""
+    """Its scheduler's sigmas run from 0 to 1."""
     transformer = MochiTransformer3DModel(
         num_attention_heads=2,
         attention_head_dim=8,
@@ -56,7 +56,7 @@ def mochi() -> MochiPipeline:
 
 
 def cogvideox(cls: type = CogVideoXPipeline, **config: Any) -> Any:
-    """Its transformer works on 2 x 2 patches; a latent pixel is 4 x 4 picture pixels.
+    """Its transformer works on 2 x 2 patches; a latent pixel is 4 x 4 image pixels.
 
     Position embeddings are fixed, as in CogVideoX 2B.
     """
@@ -86,7 +86,7 @@ def cogvideox(cls: type = CogVideoXPipeline, **config: Any) -> Any:
 
 
 def cogvideox_image() -> CogVideoXImageToVideoPipeline:
-    """With learned and rotary positions, as CogVideoX 5B."""
+    """With learned and rotary position embeddings, as in CogVideoX 5B."""
     return cogvideox(
         CogVideoXImageToVideoPipeline,
         in_channels=8,
@@ -96,7 +96,7 @@ def cogvideox_image() -> CogVideoXImageToVideoPipeline:
 
 
 def allegro() -> AllegroPipeline:
-    """Its VAE decodes only tile by tile, and only one video; neither is part of what is saved."""
+    """Its VAE decodes only tiles of one video at a time; neither setting is saved with it."""
     transformer = AllegroTransformer3DModel(
         **{**DIT, "attention_head_dim": 12},
         cross_attention_dim=24,
@@ -123,7 +123,7 @@ def allegro() -> AllegroPipeline:
 
 
 def latte() -> LattePipeline:
-    """Its transformer predicts a variance too, which is dropped."""
+    """Its transformer also predicts a variance, which the pipeline drops."""
     transformer = LatteTransformer3DModel(
         **{**DIT, "out_channels": 2 * 4},
         cross_attention_dim=32,
@@ -147,7 +147,7 @@ def latte() -> LattePipeline:
 
 
 def cosmos() -> CosmosTextToWorldPipeline:
-    """Is refused: its scheduler steps twice a loop."""
+    """Refused by flowgrpo: it steps twice from the same sigma. Not in FAMILIES."""
     autoencoder = AutoencoderKLCosmos(
         latent_channels=4,
         encoder_block_out_channels=(8, 8, 8, 8),

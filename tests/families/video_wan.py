@@ -1,4 +1,4 @@
-"""Video: Wan and those built on it."""
+"""Video: Wan and models built on it."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def wan_transformer(cls: type = WanTransformer3DModel, **config: Any) -> Any:
 
 
 def wan_parts(flow_shift: float = 3.0, **vae: Any) -> dict[str, Any]:
-    """What all Wan pipelines hold besides denoisers."""
+    """The parts of every Wan pipeline except its denoisers."""
     return {
         "vae": wan_vae(**vae),
         "scheduler": flow_unipc(flow_shift),
@@ -40,7 +40,7 @@ def wan_21(cls: type = WanPipeline) -> Any:
 
 
 def wan_21_image() -> WanImageToVideoPipeline:
-    """The image is read by a CLIP encoder and as latents."""
+    """The image enters through a CLIP encoder and as latents."""
     return WanImageToVideoPipeline(
         transformer=wan_transformer(in_channels=12, image_dim=16, added_kv_proj_dim=32),
         image_encoder=CLIPVisionModel(CLIPVisionConfig(**EYES)),
@@ -61,7 +61,7 @@ def wan_vace() -> WanVACEPipeline:
 
 
 def wan_22(cls: type = WanPipeline, in_channels: int = 4) -> Any:
-    """Two experts, each for two of four steps."""
+    """Two experts; each is called in two of four steps."""
     return cls(
         transformer=wan_transformer(in_channels=in_channels),
         transformer_2=wan_transformer(in_channels=in_channels),
@@ -71,12 +71,12 @@ def wan_22(cls: type = WanPipeline, in_channels: int = 4) -> Any:
 
 
 def wan_22_image() -> WanImageToVideoPipeline:
-    """Two experts; the image is read as latents only."""
+    """Two experts; the image enters as latents only."""
     return wan_22(WanImageToVideoPipeline, in_channels=12)
 
 
 def wan_22_5b(cls: type = WanPipeline) -> Any:
-    """Each token has its own timestep; the VAE patches pictures."""
+    """Each token has its own timestep; the VAE splits images into patches."""
     return cls(
         transformer=wan_transformer(in_channels=6, out_channels=6),
         expand_timesteps=True,
@@ -89,7 +89,7 @@ def wan_22_5b_image() -> WanImageToVideoPipeline:
 
 
 def lucy() -> LucyEditPipeline:
-    """As Wan 2.2 5B, with the video to edit as further channels."""
+    """As Wan 2.2 5B, with the video to be edited as further channels."""
     return LucyEditPipeline(
         transformer=wan_transformer(in_channels=8), expand_timesteps=True, **wan_parts(5.0)
     )

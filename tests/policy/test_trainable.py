@@ -14,7 +14,7 @@ from flowgrpo.core.seeds import normal
 from flowgrpo.core.train_config import TrainConfig
 from flowgrpo.data.prompts import Row
 from flowgrpo.pipelines.loading import open_pipeline
-from flowgrpo.pipelines.lora import load_lora, saved_modules
+from flowgrpo.pipelines.lora_files import load_lora, saved_modules
 from flowgrpo.pipelines.seams import patched
 from flowgrpo.policy.policy import Policy
 from flowgrpo.policy.tape import Tape

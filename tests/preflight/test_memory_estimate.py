@@ -1,4 +1,4 @@
-"""What a plan predicts without weights is what a run then has and does, to the byte."""
+"""A memory estimate without weights equals what the run then holds and does, to the byte."""
 
 import itertools
 import json
@@ -11,10 +11,11 @@ from families.family import SHORT
 
 from flowgrpo import ConfigError, GRPOConfig, GRPOTrainer
 from flowgrpo.pipelines.parts import modules_of
-from flowgrpo.preflight.activations import Kept
+from flowgrpo.preflight.activations import SavedTensors
 from flowgrpo.preflight.dry_run import DryRun
 from flowgrpo.preflight.inputs import read_inputs
-from flowgrpo.preflight.memory import Size, estimate_memory, in_units, size_of
+from flowgrpo.preflight.memory import Size, estimate_memory, size_of
+from flowgrpo.preflight.memory_report import in_units
 
 CASES = {
     "sd3": {
@@ -31,8 +32,8 @@ CASES = {
         "train": {"inner_epochs": 2},
     },
 }
-"""Guided where the family can be; together a group that its micro-batches do not divide, KL,
-several passes, windows that start anywhere, and two denoisers."""
+"""Guided if the family supports it. Together they cover a group that micro-batches do not divide
+evenly, KL, several inner epochs, windows that start anywhere, and two denoisers."""
 
 
 def all_different():
@@ -71,7 +72,7 @@ def trainer(config):
 
 
 def tensors_in(value):
-    """Every tensor that an object leads to."""
+    """Every tensor that can be reached from an object."""
     if isinstance(value, torch.Tensor):
         return [value]
     inner = getattr(value, "__dict__", value)
@@ -79,31 +80,31 @@ def tensors_in(value):
     return [t for v in inner for t in tensors_in(v)] if isinstance(inner, (list, tuple)) else []
 
 
-def kept_by_autograd(policy, rollout):
-    """Bytes of the storages that a replay's fullest step keeps, weights not among them."""
+def saved_by_autograd(policy, rollout):
+    """Bytes of the storages, except weights, that autograd saves in a replay's largest step."""
     weights = {
         t.untyped_storage().data_ptr()
         for module in modules_of(policy.pipe).values()
         for t in itertools.chain(module.parameters(), module.buffers())
     }
-    kept, steps = {}, []
+    saved, steps = {}, []
 
-    def keep(tensor):
+    def save(tensor):
         if tensor.untyped_storage().data_ptr() not in weights:
-            kept[tensor.untyped_storage().data_ptr()] = tensor
+            saved[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
     def on_step(step, now):
-        steps.append(sum(t.untyped_storage().nbytes() for t in kept.values()))
-        kept.clear()
+        steps.append(sum(t.untyped_storage().nbytes() for t in saved.values()))
+        saved.clear()
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
         policy.replay(rollout, on_step)
     return max(steps)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_plan_without_weights_is_what_the_run_has_and_does(name, tmp_path):
+def test_an_estimate_without_weights_equals_what_the_run_holds_and_does(name, tmp_path):
     config = settings(name, tmp_path, **CASES[name])
     plan = planned(config)
     assert plan.missing == {}
@@ -129,33 +130,34 @@ def test_a_plan_without_weights_is_what_the_run_has_and_does(name, tmp_path):
     samples = run.sample(run.plan.groups(0))
     rollouts = [rollout for sampled in samples for rollout in sampled.rollouts]
     assert plan.tape_bytes(0) == size_of(tensors_in([r.tape for r in rollouts])).bytes
-    assert plan.most_tape_bytes() >= plan.tape_bytes(0)
+    assert plan.max_tape_bytes() >= plan.tape_bytes(0)
     largest = max(len(rollout.seeds) for rollout in rollouts)
-    measured = [kept_by_autograd(run.policy, r) for r in rollouts if len(r.seeds) == largest]
-    assert max(measured) <= plan.activations
+    measured = [saved_by_autograd(run.policy, r) for r in rollouts if len(r.seeds) == largest]
     everywhere = DryRun(run.policy, run.plan).activations()
     assert (plan.activations, plan.activations_checkpointed) == everywhere
-    if name != "wan-2.2":  # whose two experts hold as much
-        assert plan.activations == max(measured)
+    assert plan.activations == max(measured)
 
 
-def test_blocks_told_apart_keep_what_real_gradient_checkpointing_keeps(tmp_path):
+def test_separated_blocks_save_what_real_gradient_checkpointing_saves(tmp_path):
     run = trainer(settings("sd3", tmp_path))
     taken = run.sample(run.plan.groups(0)[:1])[0].rollouts[0]
-    kept, found = Kept(run.policy.pipe), []
-    with kept.blocks_of(run.policy.denoisers) as has_blocks, kept.counted():
+    saved, found = SavedTensors(run.policy.pipe), []
+    with saved.separating_blocks(run.policy.denoisers) as has_blocks, saved.counting():
         run.policy.replay(
             taken,
-            lambda *_: (found.append((kept.checkpointed_bytes, kept.largest_block)), kept.clear()),
+            lambda *_: (
+                found.append((saved.checkpointed_bytes, saved.largest_block)),
+                saved.clear(),
+            ),
         )
     assert has_blocks
     run.policy.pipe.transformer.enable_gradient_checkpointing()
-    assert max(total - block for total, block in found) == kept_by_autograd(run.policy, taken)
+    assert max(total - block for total, block in found) == saved_by_autograd(run.policy, taken)
     assert all(block > 0 for _, block in found)
 
 
 @pytest.mark.parametrize("name", ["wan-2.1", "sd3"])
-def test_parts_that_stay_in_float32_are_counted_so(name, tmp_path):
+def test_parts_that_stay_in_float32_are_counted_in_float32(name, tmp_path):
     config = settings(name, tmp_path, model={"dtype": "bfloat16"})
     plan, run = planned(config), trainer(config)
     adapters = {id(p) for p in run.policy.parameters.values()}
@@ -168,7 +170,7 @@ def test_parts_that_stay_in_float32_are_counted_so(name, tmp_path):
     assert all(halves) is (name == "sd3")
 
 
-def test_all_weights_and_an_adapter_to_go_on_from_keep_a_copy_as_the_reference(tmp_path):
+def test_full_weights_and_a_continued_adapter_need_a_copy_as_the_reference(tmp_path):
     config = settings("sd3", tmp_path, train={"lora": None})
     plan, run = planned(config), trainer(config)
     assert plan.trained == plan.parts["transformer"] == size_of(run.policy.parameters.values())
@@ -184,16 +186,17 @@ def test_all_weights_and_an_adapter_to_go_on_from_keep_a_copy_as_the_reference(t
     assert again.reference == again.trained.bytes
 
 
-def test_weights_that_are_sharded_are_divided_and_groups_always_are(tmp_path):
-    whole = planned(settings("sd3", tmp_path))
-    alone = planned(settings("sd3", tmp_path), processes=2)
-    both = planned(settings("sd3", tmp_path, train={"shard": True}), processes=2)
-    assert alone.groups_per_process == both.groups_per_process == 2
-    assert 2 * alone.most_tape_bytes() == whole.most_tape_bytes()
-    assert whole.total() - alone.total() == alone.most_tape_bytes()
-    spread = [both.parts["transformer"].bytes, both.trained.bytes, both.gradients, both.optimizer]
-    assert alone.total() - both.total() == sum(count // 2 for count in [*spread, both.average])
-    assert both.forwards() == whole.forwards()
+def test_processes_divide_groups_always_and_weights_if_sharded(tmp_path):
+    single = planned(settings("sd3", tmp_path))
+    replicated = planned(settings("sd3", tmp_path), processes=2)
+    sharded = planned(settings("sd3", tmp_path, train={"shard": True}), processes=2)
+    assert replicated.groups_per_process == sharded.groups_per_process == 2
+    assert 2 * replicated.max_tape_bytes() == single.max_tape_bytes()
+    assert single.total() - replicated.total() == replicated.max_tape_bytes()
+    weights = [sharded.parts["transformer"].bytes, sharded.trained.bytes]
+    divided = [*weights, sharded.gradients, sharded.optimizer, sharded.average]
+    assert replicated.total() - sharded.total() == sum(count // 2 for count in divided)
+    assert sharded.forwards() == single.forwards()
 
 
 def test_moments_in_eight_bits_are_an_estimate(tmp_path):
@@ -205,15 +208,15 @@ def test_moments_in_eight_bits_are_an_estimate(tmp_path):
 def test_tapes_on_the_cpu_are_not_in_the_sum_of_the_device(tmp_path):
     here = planned(settings("sd3", tmp_path))
     there = planned(settings("sd3", tmp_path, sampling={"tape_on_cpu": True}))
-    assert here.total() - there.total() == here.most_tape_bytes()
-    assert "on the CPU" in there.describe()["tapes of an epoch"]
+    assert here.total() - there.total() == here.max_tape_bytes()
+    assert "on the CPU" in there.describe()["tapes per epoch"]
 
 
-def test_a_model_that_is_not_here_leaves_a_line_with_the_reason(tmp_path, monkeypatch):
+def test_a_missing_model_leaves_a_line_with_the_reason(tmp_path, monkeypatch):
     config = settings("sd3", tmp_path, model={"path": str(tmp_path / "no"), "device": "cpu"})
     plan = planned(config)
     assert plan.parts == {}
-    assert plan.total() is plan.forwards() is plan.most_tape_bytes() is None
+    assert plan.total() is plan.forwards() is plan.max_tape_bytes() is None
     assert plan.describe() == {"model": f"not predicted ({plan.missing['model']})"}
     assert str(tmp_path / "no") in plan.missing["model"]
 
@@ -241,7 +244,7 @@ def test_twelve_billion_parameters_need_neither_files_nor_memory(tmp_path):
     assert grown < 2**20
 
 
-def test_bytes_are_read_in_their_unit():
+def test_bytes_are_shown_in_the_largest_fitting_unit():
     assert [in_units(n) for n in (12, 3 * 2**9, 2**20, 5 * 2**29)] == [
         "12 bytes",
         "1.50 KiB",

@@ -11,11 +11,11 @@ from families.video_t5 import cosmos
 from peft import LoraConfig
 
 from flowgrpo import ConfigError, GRPOConfig, check_pipeline
-from flowgrpo.algorithms import sde as kernels
+from flowgrpo.algorithms import sde
 from flowgrpo.core.errors import ReplayError
 from flowgrpo.core.train_config import TrainConfig
 from flowgrpo.data.prompts import Row
-from flowgrpo.pipelines import lora
+from flowgrpo.pipelines import lora_files
 from flowgrpo.pipelines.parts import modules_of
 from flowgrpo.pipelines.seams import patched
 from flowgrpo.policy import record, replay
@@ -67,8 +67,8 @@ def test_the_pipeline_is_left_as_it_was():
 
 
 def wrong_sign(monkeypatch):
-    stock = kernels.flow_sde
-    monkeypatch.setitem(kernels.SDE_STEPS, "flow_sde", lambda x, v, *rest: stock(x, -v, *rest))
+    stock = sde.flow_sde
+    monkeypatch.setitem(sde.SDE_STEPS, "flow_sde", lambda x, v, *rest: stock(x, -v, *rest))
 
 
 def lost_in_replay(monkeypatch):
@@ -82,13 +82,13 @@ def lost_in_replay(monkeypatch):
 
 
 def lost_in_saving(monkeypatch):
-    stock = lora.get_peft_model_state_dict
+    stock = lora_files.get_peft_model_state_dict
 
     def half(*args, **kwargs):
         tensors = stock(*args, **kwargs)
         return {k: v for k, v in tensors.items() if ".0." in k}
 
-    monkeypatch.setattr(lora, "get_peft_model_state_dict", half)
+    monkeypatch.setattr(lora_files, "get_peft_model_state_dict", half)
 
 
 def swapped_order(monkeypatch):
@@ -149,17 +149,17 @@ def test_a_run_starts_with_the_replay_part(monkeypatch):
     settings = GRPOConfig(sampling={"call": SHORT, "num_inference_steps": 4})
     row = Row(prompt="a cat", source="test")
     before = {name: p.clone() for name, p in policy.parameters.items()}
-    passes = dict(policy.denoiser_calls)
+    calls = dict(policy.denoiser_calls)
     check_replay(policy, row, settings)
     assert all(torch.equal(before[name], p) for name, p in policy.parameters.items())
-    assert policy.denoiser_calls == passes
+    assert policy.denoiser_calls == calls
     lost_in_replay(monkeypatch)
     with pytest.raises(ReplayError, match=r"step \d replays .* away from its rollout"):
         check_replay(policy, row, settings)
 
 
 def test_audio_counts_as_well_as_video(monkeypatch):
-    """A fault in the very last step of the audio, which no video depends on, is found."""
+    """A fault in the last audio step, on which no video depends, is found."""
     family = FAMILIES["ltx-2"]
     pipe = built("ltx-2")
     scheduler, calls = type(pipe.scheduler), []
@@ -175,7 +175,7 @@ def test_audio_counts_as_well_as_video(monkeypatch):
     assert "differs from itself" in report.reason
 
 
-def test_whole_denoisers_are_put_back(monkeypatch):
+def test_fully_trained_denoisers_are_restored():
     pipe = built("sd3")
     before = {name: p.clone() for name, p in pipe.transformer.named_parameters()}
     report = check(pipe, settings=GRPOConfig(train={"lora": None}))
@@ -183,7 +183,7 @@ def test_whole_denoisers_are_put_back(monkeypatch):
     assert all(torch.equal(before[n], p) for n, p in pipe.transformer.named_parameters())
 
 
-def test_an_adapter_of_the_pipelines_own_is_refused_and_kept():
+def test_an_existing_adapter_is_refused_and_kept():
     pipe = built("sd3")
     pipe.transformer.add_adapter(LoraConfig(r=2, target_modules=["to_q"]), "mine")
     settings = GRPOConfig(train={"gradient_checkpointing": True})
@@ -198,7 +198,7 @@ def test_gradient_checkpointing_is_switched_off_again():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_a_lora_to_go_on_from_is_part_of_the_stock_pipeline(tmp_path, dtype):
+def test_a_lora_to_continue_from_is_part_of_the_stock_pipeline(tmp_path, dtype):
     small = {"rank": 4, "alpha": 8}
     first = Policy(built("sd3"), TrainConfig(lora=small))
     load_weights(first, {name: p + 0.05 for name, p in first.parameters.items()})
@@ -210,18 +210,18 @@ def test_a_lora_to_go_on_from_is_part_of_the_stock_pipeline(tmp_path, dtype):
 
 
 def test_a_replay_that_is_not_a_number_is_refused(monkeypatch):
-    stock = kernels.flow_sde
+    stock = sde.flow_sde
     calls = []
 
     def broken(*args):
         calls.append(1)
         mean, std = stock(*args)
-        return kernels.Gaussian(mean * float("nan") if len(calls) == 8 else mean, std)
+        return sde.Gaussian(mean * float("nan") if len(calls) == 8 else mean, std)
 
-    monkeypatch.setitem(kernels.SDE_STEPS, "flow_sde", broken)
+    monkeypatch.setitem(sde.SDE_STEPS, "flow_sde", broken)
     policy = Policy(built("sd3"))
     settings = GRPOConfig(sampling={"call": SHORT, "num_inference_steps": 4})
-    # 3 steps of the rollout, 4 proofs of the scheduler, then the first replayed step.
+    # 3 steps of the rollout, 4 checks of the scheduler, then the first replayed step.
     with pytest.raises(ReplayError, match="replays nan away"):
         check_replay(policy, Row(prompt="a cat", source="test"), settings)
 
@@ -231,7 +231,7 @@ def test_a_replay_that_is_not_a_number_is_refused(monkeypatch):
     [
         ({"settings": GRPOConfig(sampling={"noise_level": 0})}, "training needs random steps"),
         ({"settings": GRPOConfig(sampling={"sde": "ode"})}, "training needs random steps"),
-        ({"generator": None}, "call.generator is set, but is the sampler's own"),
+        ({"generator": None}, "call.generator is set, but the sampler sets it"),
         ({"num_inference_steps": 1}, "num_inference_steps"),
     ],
     ids=["no noise", "ode", "own argument", "one step"],
@@ -240,7 +240,7 @@ def test_settings_that_cannot_be_trained_are_one_sentence(call, reason):
     assert reason in check(**call).reason
 
 
-def test_one_sample_a_call_is_refused_before_anything_is_evaluated():
+def test_one_sample_per_call_is_refused_before_anything_is_evaluated():
     settings = GRPOConfig(
         sampling={"call": FAMILIES["wan-vace"].call, "num_inference_steps": 4, "group_size": 2}
     )
@@ -249,14 +249,14 @@ def test_one_sample_a_call_is_refused_before_anything_is_evaluated():
         check_replay(policy, Row(prompt="a cat", source="test"), settings)
 
 
-def test_dropout_that_is_on_is_named():
+def test_active_dropout_is_named():
     pipe = built("sd3")
     pipe.transformer.transformer_blocks[0].attn.to_out[1] = torch.nn.Dropout(0.1)
     pipe.transformer.train()
     assert "transformer of StableDiffusion3Pipeline is in training mode" in check(pipe).reason
 
 
-def test_a_denoiser_with_a_state_of_its_own_is_refused():
+def test_a_denoiser_that_keeps_state_between_calls_is_refused():
     pipe = built("sd3")
     stock, calls = pipe.transformer.forward, []
 
@@ -275,7 +275,7 @@ class WithoutLoop(SD3):
 
 
 class OneCall(SD3):
-    """Its denoiser is called once; every step uses that prediction."""
+    """Calls its denoiser once and uses that prediction in every step."""
 
     @functools.wraps(SD3.__call__)
     def __call__(self, *args, **kwargs):
@@ -298,13 +298,13 @@ class OneCall(SD3):
     ],
     ids=["no standard loop", "one call"],
 )
-def test_a_pipeline_without_the_needed_loop_is_refused(cls, reason):
+def test_a_pipeline_without_a_standard_loop_is_refused(cls, reason):
     pipe = built("sd3")
     pipe.__class__ = cls
     assert reason in check(pipe).reason
 
 
-def test_arguments_that_the_pipeline_does_not_take_are_named():
+def test_unknown_arguments_are_named():
     assert 'did you mean "guidance_scale"?' in check(guidance_scal=1).reason
 
 
@@ -321,7 +321,7 @@ def test_a_loop_that_steps_twice_is_named():
 
 
 class Experts(torch.nn.Linear):
-    """As routed experts do: other code in evaluation mode, without gradients."""
+    """Like routed experts, takes another path in evaluation mode, without gradients."""
 
     def forward(self, x):
         return super().forward(x) if self.training else self.fast(x)
@@ -331,7 +331,7 @@ class Experts(torch.nn.Linear):
         return super().forward(x)
 
 
-def test_gradients_pass_what_has_none_in_evaluation_mode():
+def test_gradients_flow_through_a_layer_without_gradients_in_evaluation_mode():
     pipe = built("sd3")
     out = pipe.transformer.transformer_blocks[1].attn.to_out
     stock = out[0]

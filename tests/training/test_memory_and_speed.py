@@ -24,7 +24,7 @@ from flowgrpo.pipelines import offload
 from flowgrpo.pipelines.attention import set_attention_backend
 from flowgrpo.pipelines.compile import compile_blocks, compiled
 from flowgrpo.pipelines.loading import open_pipeline, place_parts
-from flowgrpo.pipelines.lora import WEIGHTS
+from flowgrpo.pipelines.lora_files import WEIGHTS
 from flowgrpo.pipelines.parts import find_denoisers
 from flowgrpo.policy.policy import Policy
 from flowgrpo.policy.tape import Tape
