@@ -1,4 +1,4 @@
-"""What a replayed step keeps in memory for its backward pass, counted as autograd keeps it."""
+"""Activation memory: counts what autograd saves for the backward pass of a replayed step."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,62 +13,68 @@ from flowgrpo.policy.policy import Policy, Rollout
 
 
 def activation_bytes(policy: Policy, rollout: Rollout) -> tuple[int, int | None]:
-    """The most that a window step of the rollout keeps until its backward pass.
+    """Largest number of bytes that a window step of the rollout saves for its backward pass.
 
     Returns:
-        Bytes without and with gradient checkpointing. The latter are what the step keeps and, on
-        top, the largest block, which is computed again; None where a denoiser has no checkpointing.
+        Bytes without and with gradient checkpointing. The second number is what a step saves plus
+        the largest block, which is recomputed; None if a denoiser does not support checkpointing.
     """
-    kept, most = Kept(policy.pipe), [0, 0]
+    saved, largest = SavedTensors(policy.pipe), [0, 0]
 
     def on_step(step: Any, now: Any) -> None:
-        most[:] = max(most[0], kept.bytes), max(most[1], kept.checkpointed_bytes)
-        kept.clear()
+        largest[:] = max(largest[0], saved.bytes), max(largest[1], saved.checkpointed_bytes)
+        saved.clear()
 
-    with kept.blocks_of(policy.denoisers) as has_blocks, kept.counted():
+    with saved.separating_blocks(policy.denoisers) as has_blocks, saved.counting():
         policy.replay(rollout, on_step)
-    return most[0], most[1] if has_blocks else None
+    return largest[0], largest[1] if has_blocks else None
 
 
-class Kept:
-    """Storages that autograd keeps, each counted once; weights, which are there anyway, are not."""
+class SavedTensors:
+    """Storages that autograd saves, each counted once; weights are excluded."""
 
     def __init__(self, pipe: Any):
         modules = modules_of(pipe).values()
         self._weights = {
             _storage(t) for m in modules for part in (m.parameters(), m.buffers()) for t in part
         }
-        self._all: dict[int, Tensor] = {}  # tensors, too: no storage may be given twice
+        # By storage. The tensors are held, too: a freed storage's address could be used again.
+        self._all: dict[int, Tensor] = {}
         self._outside: dict[int, Tensor] = {}
-        """Kept under gradient checkpointing: what is outside of blocks, and the inputs of these."""
+        """Saved under gradient checkpointing: everything outside blocks, and the blocks' inputs."""
         self._block: dict[int, Tensor] | None = None
+        """Saved within the current block; None outside blocks."""
         self.largest_block = 0
-        """Bytes of the largest block that gradient checkpointing computes again."""
+        """Bytes of the largest block that gradient checkpointing recomputes."""
 
     @property
     def bytes(self) -> int:
-        return tensor_bytes(self._all)
+        return storage_bytes(self._all)
 
     @property
     def checkpointed_bytes(self) -> int:
-        return tensor_bytes(self._outside) + self.largest_block
+        return storage_bytes(self._outside) + self.largest_block
 
     def clear(self) -> None:
         self._all.clear()
         self._outside.clear()
         self.largest_block = 0
 
-    def counted(self) -> saved_tensors_hooks:
-        """Within the block, what autograd keeps is counted."""
-        return saved_tensors_hooks(self._keep, lambda tensor: tensor)
+    def counting(self) -> saved_tensors_hooks:
+        """Context in which everything that autograd saves is counted."""
+        return saved_tensors_hooks(self._save, lambda tensor: tensor)
 
     @contextmanager
-    def blocks_of(self, denoisers: dict[str, Any]) -> Iterator[bool]:
-        """Within the block, parts that gradient checkpointing would run again are told apart; says
-        whether all denoisers know it."""
+    def separating_blocks(self, denoisers: dict[str, Any]) -> Iterator[bool]:
+        """Within the block, counts what gradient checkpointing would recompute apart from the rest.
+
+        Yields:
+            Whether all denoisers support gradient checkpointing.
+        """
         able = [d for d in denoisers.values() if d._supports_gradient_checkpointing]
         on = [d for d in able if d.is_gradient_checkpointing]
         for denoiser in able:
+            # diffusers calls this function for each block, in place of torch's checkpoint.
             denoiser.enable_gradient_checkpointing(self._run_block)
         try:
             yield len(able) == len(denoisers)
@@ -84,24 +90,25 @@ class Kept:
                 self._add(self._outside, tensor)
         self._block = {}
         output = block(*args, **kwargs)
-        again = {key: t for key, t in self._block.items() if key not in self._outside}
+        recomputed = {key: t for key, t in self._block.items() if key not in self._outside}
         self._block = None
-        self.largest_block = max(self.largest_block, tensor_bytes(again))
+        self.largest_block = max(self.largest_block, storage_bytes(recomputed))
         return output
 
-    def _keep(self, tensor: Tensor) -> Tensor:
+    def _save(self, tensor: Tensor) -> Tensor:
         self._add(self._all, tensor)
         self._add(self._outside if self._block is None else self._block, tensor)
         return tensor
 
-    def _add(self, kept: dict[int, Tensor], tensor: Tensor) -> None:
+    def _add(self, saved: dict[int, Tensor], tensor: Tensor) -> None:
         if (key := _storage(tensor)) not in self._weights:
-            kept.setdefault(key, tensor)
+            saved.setdefault(key, tensor)
+
+
+def storage_bytes(tensors: dict[int, Tensor]) -> int:
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors.values())
 
 
 def _storage(tensor: Tensor) -> int:
+    # Not data_ptr: tensors without storage have none.
     return tensor.untyped_storage()._cdata
-
-
-def tensor_bytes(kept: dict[int, Tensor]) -> int:
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())

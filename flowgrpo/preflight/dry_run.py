@@ -1,7 +1,8 @@
-"""A micro-batch of a run without weights: what it keeps on tape, and how often it calls a denoiser.
+"""Runs a plan's micro-batches without weights, and counts denoiser calls and bytes.
 
-The policy's pipeline is a `weightless` one, or any other: only shapes matter. A denoiser, and each
-of its repeated blocks, computes once for inputs of the same shapes; after that its outputs stand.
+The policy's pipeline usually has fake weights; any other works too, since only shapes matter. A
+denoiser, and each of its repeated blocks, computes once for inputs of the same shapes; its output
+is then reused.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,79 +25,81 @@ from flowgrpo.preflight.activations import activation_bytes
 
 @dataclass(kw_only=True, frozen=True)
 class MicroBatchCost:
-    """One micro-batch through rollout and replay."""
+    """Denoiser calls and tape of one micro-batch, through rollout and one replay."""
 
     rollout_forwards: int
     replay_forwards: int
-    """Of one replay; each is a backward too, where gradients are wanted."""
+    """Number of denoiser calls of a replay, each with a backward pass if gradients are computed."""
     tape_bytes: int
 
 
 class DryRun:
-    """Micro-batches of a plan, sampled from noise of zeros for the row with the longest prompt."""
+    """Micro-batches of a plan, sampled from zero noise for the row with the longest prompt."""
 
     def __init__(self, policy: Policy, plan: Plan):
         self.policy, self.plan = policy, plan
-        self._remembered: dict[Any, Any] = {}
+        self._outputs: dict[Any, Any] = {}
+        """Outputs of modules by their class and the shapes of their weights and inputs."""
 
     def micro_batch_costs(self) -> dict[tuple[int, int], MicroBatchCost]:
-        """By the window's first step and the size of the micro-batch."""
+        """Costs by (first step of the window, size of the micro-batch)."""
         first, last = self.plan.window_bounds
         starts = range(first, last - self.plan.window_size + 2)
         sizes = sorted({len(batch) for batch in self.plan.micro_batches})
-        return {(start, size): self._pass(start, size) for start in starts for size in sizes}
+        return {(start, size): self._cost(start, size) for start in starts for size in sizes}
 
     def activations(self) -> tuple[int, int | None]:
-        """As `activation_bytes`, of the largest micro-batch and any step that can be trained."""
+        """The most `activation_bytes` of the largest micro-batch, over all steps that can be
+        trained."""
         found = []
-        for step in self._kinds_of_steps():
-            taken = self._rollout(range(step, step + 1), self.plan.micro_batch_size)
-            found.append(activation_bytes(self.policy, taken))
+        for step in self._distinct_steps():
+            rollout = self._rollout(range(step, step + 1), self.plan.micro_batch_size)
+            found.append(activation_bytes(self.policy, rollout))
         plain, checkpointed = zip(*found, strict=True)
         return max(plain), None if None in checkpointed else max(checkpointed)
 
-    def _pass(self, start: int, size: int) -> MicroBatchCost:
-        taken = self._rollout(range(start, start + self.plan.window_size), size)
-        with self._remembering():
-            self.policy.replay(taken, lambda step, now: None, gradients=False)
+    def _cost(self, start: int, size: int) -> MicroBatchCost:
+        rollout = self._rollout(range(start, start + self.plan.window_size), size)
+        with self._cached_forwards():
+            self.policy.replay(rollout, lambda step, now: None, gradients=False)
         return MicroBatchCost(
-            rollout_forwards=taken.tape.recorded_forwards,
-            replay_forwards=taken.tape.replayed_forwards,
-            tape_bytes=bytes_of_tape(taken.tape),
+            rollout_forwards=rollout.tape.recorded_forwards,
+            replay_forwards=rollout.tape.replayed_forwards,
+            tape_bytes=bytes_of_tape(rollout.tape),
         )
 
     def _rollout(self, window: range, size: int) -> Rollout:
-        """As `policy.rollout`, without decoding its samples."""
+        """As `policy.rollout`, but without decoding its samples."""
         policy, sampling = self.policy, self.plan.config.sampling
         row: Row = max(self.plan.rows, key=lambda row: len(row.prompt))
         call = {**self.plan.config.sampling_call, "output_type": "latent"}
         tape = Tape(sde=sampling.sde, noise_level=sampling.noise_level, window=window)
         seeds = list(range(size))
-        with self._remembering(), torch.no_grad():
+        with self._cached_forwards(), torch.no_grad():
             with policy.prompt_cache.active():
                 policy.batchings.of_micro_batch(row, call, size)
             with record(policy.pipe, policy.taped, tape, lambda step, stream, s: torch.zeros(s)):
                 policy.generate(row, seeds, call)
         return Rollout(row=row, samples=[], tape=tape, call=call, seeds=seeds)
 
-    def _kinds_of_steps(self) -> list[int]:
-        """A step of each kind that can be trained: kinds call other denoisers, or more of them, or
-        have other outputs."""
+    def _distinct_steps(self) -> list[int]:
+        """One of each group of trainable steps that make the same calls with outputs of the same
+        shapes: steps may differ in which denoisers they call, and how often."""
         first, last = self.plan.window_bounds
         tape = self._rollout(range(last, last + 1), self.plan.micro_batch_size).tape
-        kinds: dict[Any, dict[str, int]] = {}
+        by_calls: dict[Any, dict[str, int]] = {}
         for step in range(first, last + 1):
             calls = sorted((n, made) for (n, i), made in tape.outputs.items() if i == step)
-            alike = kinds.setdefault(tuple((name, len(made)) for name, made in calls), {})
-            # The last one's outputs are not kept; it is of a kind that calls as often, if any does.
-            if not (step == last and alike):
-                alike.setdefault(str(_shapes([made for _, made in calls])), step)
-        return [step for alike in kinds.values() for step in alike.values()]
+            by_shapes = by_calls.setdefault(tuple((name, len(made)) for name, made in calls), {})
+            # The last step is the window, whose outputs are not kept: their shapes are unknown. It
+            # is represented by any step with as many calls, if there is one.
+            if not (step == last and by_shapes):
+                by_shapes.setdefault(str(_shapes([made for _, made in calls])), step)
+        return [step for by_shapes in by_calls.values() for step in by_shapes.values()]
 
     @contextmanager
-    def _remembering(self) -> Iterator[None]:
-        """Within the block models and their repeated blocks run once for inputs of given shapes."""
-
+    def _cached_forwards(self) -> Iterator[None]:
+        """Within the block, models and their repeated blocks run once per shapes of inputs."""
         modules = dict(enumerate(_with_blocks(self.policy.taped.values())))
         # Blocks of one class and of the same shapes share their results.
         keys = {
@@ -105,27 +108,27 @@ class DryRun:
         }
 
         def forward(index: int, stock: Any, *args: Any, **kwargs: Any) -> Any:
-            call = (keys[index], str(_shapes((args, kwargs))))
-            if call not in self._remembered:
-                made = stock(*args, **kwargs)
-                if not all(isinstance(t, Tensor) or t is None for t in tree_leaves(made)):
-                    return made  # a cache, for example, which belongs to its own call
-                self._remembered[call] = made
-            return tree_map(lambda t: None if t is None else t.clone(), self._remembered[call])
+            key = (keys[index], str(_shapes((args, kwargs))))
+            if key not in self._outputs:
+                output = stock(*args, **kwargs)
+                if not all(isinstance(t, Tensor) or t is None for t in tree_leaves(output)):
+                    return output  # a key-value cache, for example, which belongs to its own call
+                self._outputs[key] = output
+            return tree_map(lambda t: None if t is None else t.clone(), self._outputs[key])
 
         with patched_forwards(modules, forward):
             yield
 
 
 def bytes_of_tape(tape: Tape) -> int:
-    """Of all that a tape keeps: what its steps hold, and denoiser outputs."""
+    """Bytes of all tensors that a tape keeps: its steps' and the denoiser outputs."""
     kept = [list(vars(step).values()) for step in tape.steps.values()]
     leaves = tree_leaves([kept, list(tape.outputs.values())])
     return sum(t.numel() * t.element_size() for t in leaves if isinstance(t, Tensor))
 
 
 def _with_blocks(models: Iterable[nn.Module]) -> list[nn.Module]:
-    """Models, and what stands in their lists."""
+    """The models and the members of their module lists, each once."""
     found: dict[int, nn.Module] = {}
     for model in models:
         found[id(model)] = model

@@ -1,8 +1,8 @@
-"""A stock pipeline whose weights are not there: its own code runs, shapes and dtypes are true.
+"""Stock pipelines with fake weights: their own code runs, with true shapes and dtypes.
 
-Every weight is a tensor without storage (torch's FakeTensor); what is computed from one has none
-either. All else is real: schedules, tokens, masks, noise, pictures. So a model of any size is built
-and called within seconds, and no file of weights is read.
+Every weight is a tensor without storage (torch's FakeTensor), and so is everything computed from
+one. All else is real: schedules, tokens, masks, noise, images. So a model of any size is built and
+called within seconds, and no weight file is read.
 """
 
 import inspect
@@ -30,24 +30,24 @@ from flowgrpo.pipelines.loading import configured_scheduler
 from flowgrpo.pipelines.seams import patched
 
 SMALL_FILES = ["*.json", "*.txt", "*.model", "*.jinja", "*.jinja2"]
-"""Configurations and tokenizers: all that is fetched of a hub name."""
+"""Patterns of the files downloaded for a hub name: configurations and tokenizers."""
 
 
 @contextmanager
 def fake_weights(*, building: bool = False) -> Iterator[None]:
-    """Within the block, torch computes with tensors without storage beside real ones.
+    """Within the block, torch accepts tensors without storage next to real ones.
 
     Args:
-        building: new memory (`torch.empty`) is without storage too, as models under construction
-            and new adapters ask for it.
+        building: `torch.empty` returns tensors without storage, too: this is how models under
+            construction and new adapters allocate their weights.
     """
     with patched(nn.Module, "_apply", _apply), _FakeWeights(building):
         yield
 
 
 class _FakeWeights(TorchDispatchMode):
-    """Answers what FakeTensor refuses: nobody knows a value, so a number is NaN, a condition is
-    false, and two tensors that should be equal are."""
+    """Handles operations that FakeTensor refuses because they need a value: a number is NaN, a
+    condition is false, and two tensors are equal."""
 
     def __init__(self, building: bool):
         super().__init__()
@@ -55,13 +55,13 @@ class _FakeWeights(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(issubclass(kind, FakeTensor) for kind in types):
+        if any(issubclass(cls, FakeTensor) for cls in types):
             if func is torch.ops.aten._local_scalar_dense.default:
                 return _value_unknown(args[0])
             if func is torch.ops.aten.equal.default:
                 return True
             if func in _INDEXING:
-                args = (args[0], _counted(args[1]), *args[2:])
+                args = (args[0], _without_masks(args[1]), *args[2:])
         elif self.building and func is torch.ops.aten.empty.memory_format and all(args[0]):
             with _FAKES:
                 return func(*args, **kwargs)
@@ -79,11 +79,11 @@ _INDEXING = (
 
 
 def open_with_fake_weights(config: ModelConfig) -> Any:
-    """The pipeline of a config, without weights, on what says to be the CPU.
+    """The pipeline of a config with fake weights, on the CPU.
 
     Raises:
-        ConfigError: there is no path, or no such scheduler.
-        Exception: a part cannot be built of its configuration; whatever its library raises.
+        ConfigError: `model.path` is missing, or the scheduler is unknown.
+        Exception: a part cannot be built from its configuration; whatever its library raises.
     """
     if config.path is None:
         raise ConfigError("model.path is missing; name a pipeline folder or a hub name.")
@@ -91,7 +91,7 @@ def open_with_fake_weights(config: ModelConfig) -> Any:
     index = json.loads((folder / DiffusionPipeline.config_name).read_text())
     cls = getattr(diffusers, index["_class_name"])
     taken = inspect.signature(cls.__init__).parameters
-    # Not by from_pretrained: where a part is optional, it loads that too though one is given.
+    # Not with from_pretrained, which loads the weights of optional parts even if they are passed.
     pipe = cls(
         **{
             name: _part(value[0], value[1], folder / name, getattr(torch, config.dtype))
@@ -107,12 +107,12 @@ def open_with_fake_weights(config: ModelConfig) -> Any:
 
 
 def _folder_of(path: str) -> Path:
-    """The pipeline's folder; of a hub name, one with its small files only."""
+    """The pipeline's folder; for a hub name, a download of its small files only."""
     folder = Path(path).expanduser()
     if (folder / DiffusionPipeline.config_name).is_file():
         return folder
     if folder.exists() or path.startswith((".", "/", "~")):
-        raise ValueError(f'model.path is "{path}", but holds no pipeline')
+        raise ValueError(f'model.path is "{path}", but that is not a pipeline folder')
     return Path(snapshot_download(path, allow_patterns=SMALL_FILES))
 
 
@@ -121,13 +121,13 @@ def _names_a_class(value: Any) -> bool:
 
 
 def _part(library: str, class_name: str, folder: Path, dtype: torch.dtype) -> Any:
-    """A part of a pipeline: models without weights, all else as it is."""
+    """A part of a pipeline: a model with fake weights, or anything else as it is."""
     cls = simple_get_class_obj(library, class_name)
     return _model(cls, folder, dtype) if issubclass(cls, nn.Module) else cls.from_pretrained(folder)
 
 
 def _model(cls: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
-    """A model of its configuration, in the dtypes that its library would load it in."""
+    """A model built from its configuration, in the dtypes in which its library would load it."""
     with fake_weights(building=True):
         if issubclass(cls, PreTrainedModel):
             model = cls._from_config(cls.config_class.from_pretrained(folder), dtype=dtype)
@@ -142,19 +142,19 @@ def _model(cls: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
             def dtype_of(name: str, tensor: Tensor) -> torch.dtype:
                 return torch.float32 if in_float32 & {*name.split(".")} else dtype
         else:
-            raise ValueError(f"{cls.__name__} is of neither diffusers nor transformers")
+            raise ValueError(f"{cls.__name__} is a model of neither diffusers nor transformers")
         if getattr(model.config, "quantization_config", None):
-            raise ValueError(f"{folder.name} is quantised")
+            raise ValueError(f"{folder.name} is quantized")
         _cast(model, dtype_of)
     return model.eval()
 
 
 def _cast(model: nn.Module, dtype_of: Callable[[str, Tensor], torch.dtype]) -> None:
-    """Takes the storage from what a file of weights holds, and gives it its dtype."""
+    """Replaces every tensor that a weight file holds by one without storage, in its dtype."""
     replaced: dict[int, tuple[Tensor, Tensor]] = {}
     for name in model.state_dict(keep_vars=True):
-        place, _, key = name.rpartition(".")
-        part = model.get_submodule(place)
+        module_name, _, key = name.rpartition(".")
+        part = model.get_submodule(module_name)
         store: dict[str, Any] = part._parameters if key in part._parameters else part._buffers
         tensor = store.get(key)
         if not isinstance(tensor, Tensor):
@@ -166,7 +166,7 @@ def _cast(model: nn.Module, dtype_of: Callable[[str, Tensor], torch.dtype]) -> N
 
 
 def _like(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """As `tensor`, a parameter or not, but without storage."""
+    """A tensor or parameter like `tensor`, but without storage."""
     with _FAKES:
         empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype)
     if isinstance(tensor, nn.Parameter):
@@ -175,8 +175,8 @@ def _like(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-    """`nn.Module._apply`, which moves and casts, but with new parameters: torch's own swaps their
-    insides, and FakeTensor's are held elsewhere."""
+    """Stands in for `nn.Module._apply`, which moves and casts, but makes new parameters: torch's
+    own swaps the two tensors, which fails because there are weak references to a FakeTensor."""
     for part in self.modules() if recurse else [self]:
         for name, parameter in part._parameters.items():
             if parameter is not None and (moved := fn(parameter)) is not parameter:
@@ -191,13 +191,14 @@ def _value_unknown(scalar: Tensor) -> bool | float:
     return False if scalar.dtype == torch.bool else float("nan")
 
 
-def _counted(indices: Any) -> list[Any]:
-    """Indices in which each real mask is the places it selects, so that their number is known."""
-    counted: list[Any] = []
+def _without_masks(indices: Any) -> list[Any]:
+    """The indices with each real mask replaced by the positions it selects: the shape of the result
+    depends on their number."""
+    positions: list[Any] = []
     for index in indices:
         is_mask = isinstance(index, Tensor) and index.dtype == torch.bool
         if is_mask and not isinstance(index, FakeTensor):
-            counted.extend(index.nonzero(as_tuple=True))
+            positions.extend(index.nonzero(as_tuple=True))
         else:
-            counted.append(index)
-    return counted
+            positions.append(index)
+    return positions

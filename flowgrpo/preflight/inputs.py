@@ -1,4 +1,4 @@
-"""What a run needs before any model is loaded: rewards, prompts and a plan, checked together."""
+"""Reads and checks everything that a run needs besides models: rewards, prompts and the plan."""
 
 import hashlib
 import json
@@ -24,25 +24,25 @@ from flowgrpo.scoring.validation import validate_rows
 
 @dataclass(kw_only=True, frozen=True)
 class Inputs:
-    """All that `train` and `plan` read."""
+    """Rewards, prompts and plan of a run, as `train` and `plan` read them."""
 
     rewards: Sequence[Reward]
-    """Trained on, and scored at evaluation too."""
+    """The rewards that are trained on; evaluations report them, too."""
     held_out: Sequence[Reward]
-    """Scored at evaluation only."""
+    """The rewards that only evaluations compute."""
     rows: Sequence[Row]
     test_rows: Sequence[Row]
     plan: Plan
 
     @property
     def scored(self) -> list[Reward]:
-        """The rewards of an evaluation; the first is the headline."""
+        """All rewards of an evaluation; the first is its headline."""
         return [*self.held_out, *self.rewards]
 
     @cached_property
     def fingerprint(self) -> dict[str, Any]:
-        """What a resumed run must share: rows by hash, pictures by their contents, rewards by name
-        and weight."""
+        """Identifies the inputs that a resumed run must share: a hash of the rows with the contents
+        of their images, and the names and weights of the rewards."""
         return {
             "train_prompts": _sha256(self.rows),
             "test_prompts": _sha256(self.test_rows),
@@ -67,17 +67,19 @@ def read_inputs(
     train_dataset: PromptSource | None = None,
     eval_dataset: PromptSource | None = None,
 ) -> Inputs:
-    """Reads what `config` names; arguments, where given, stand in for it.
+    """Reads what `config` names. Arguments that are given take the place of its entries.
 
     Raises:
-        ConfigError: a reward, a prompt or a setting that cannot work.
+        ConfigError: a reward, a prompt or a setting cannot work.
     """
     rewards = as_rewards(reward_funcs) if reward_funcs else load_rewards(config.rewards)
     if reward_weights is not None:
         rewards = weighted(rewards, reward_weights)
     held_out = as_rewards(held_out_funcs) if held_out_funcs else load_rewards(config.held_out)
     if not rewards:
-        raise ConfigError("rewards is empty, but training needs one; add `reward: ocr`, say.")
+        raise ConfigError(
+            "rewards is empty, but training needs one; for example, add `reward: ocr`."
+        )
     unique([*held_out, *rewards])
     offload = config.model.offload
     rewards = [replace(reward, offload=offload) for reward in rewards]
@@ -86,7 +88,7 @@ def read_inputs(
     train = config.prompts.train if train_dataset is None else train_dataset
     test = config.prompts.test if eval_dataset is None else eval_dataset
     if train is None:
-        raise ConfigError("prompts.train is missing; name a file of prompts.")
+        raise ConfigError("prompts.train is missing; name a prompt file.")
     rows, test_rows = load_prompts(train), [] if test is None else load_prompts(test)
     validate_rows([*rewards, *held_out], [*rows, *test_rows])
     return Inputs(
@@ -99,16 +101,15 @@ def read_inputs(
 
 
 def with_paths(config: GRPOConfig, model: Any, train_dataset: Any, eval_dataset: Any) -> GRPOConfig:
-    """The config with the paths that were given as arguments, so that the run folder names them."""
+    """The config with those arguments that are paths, so that the run folder records them."""
     data = config.model_dump()
-    for section, key, value in (
-        ("model", "path", model),
-        ("prompts", "train", train_dataset),
-        ("prompts", "test", eval_dataset),
-    ):
-        if isinstance(value, (str, Path)):
-            data[section][key] = str(value)
+    data["model"] |= _as_path("path", model)
+    data["prompts"] |= _as_path("train", train_dataset) | _as_path("test", eval_dataset)
     return GRPOConfig.model_validate(data)
+
+
+def _as_path(key: str, value: Any) -> dict[str, str]:
+    return {key: str(value)} if isinstance(value, (str, Path)) else {}
 
 
 def _sha256(rows: Sequence[Row]) -> str:
@@ -120,11 +121,13 @@ def _sha256(rows: Sequence[Row]) -> str:
 
 
 def _stable(value: Any) -> Any:
-    """What stands for a value that JSON cannot hold: its contents, never its place in memory."""
+    """A stand-in for a value that JSON cannot hold: its contents, without memory addresses, which
+    change between runs."""
     if isinstance(value, (Image.Image, bytes)):
         return digest(value)
     return value.tolist() if hasattr(value, "tolist") else re.sub(r" at 0x\w+", "", repr(value))
 
 
 def _plain(row: Row) -> str:
+    """The prompt without the case and spacing in which near-copies differ."""
     return " ".join(row.prompt.lower().split())

@@ -1,12 +1,12 @@
-"""What a run costs in memory and denoiser calls, before any weights are loaded.
+"""Estimates the memory and the denoiser calls of a run, before any weights are loaded.
 
-Nothing here is a formula of a model: the stock pipeline itself runs, without weights, for one group
-of each kind, and what it does is counted. What it cannot say without values is left out, with the
+No model's formula is used: the stock pipeline itself runs, with fake weights, on one micro-batch of
+each size, and what it does is counted. What cannot be known without values is left out, with the
 reason.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,11 +21,12 @@ from flowgrpo.pipelines.parts import modules_of
 from flowgrpo.policy.policy import Policy
 from flowgrpo.preflight.dry_run import DryRun, MicroBatchCost
 from flowgrpo.preflight.fake_weights import fake_weights, open_with_fake_weights
+from flowgrpo.preflight.memory_report import describe_memory
 
 
 @dataclass(kw_only=True, frozen=True)
 class Size:
-    """Of some tensors."""
+    """The size of a set of tensors."""
 
     tensors: int = 0
     parameters: int = 0
@@ -34,30 +35,30 @@ class Size:
 
 @dataclass(kw_only=True)
 class MemoryEstimate:
-    """Bytes and denoiser calls of a run, for each process where they are divided among several.
+    """Bytes and denoiser calls of a run, over all processes unless a name or docstring says so.
 
-    A field is None where it cannot be known; `missing` says why.
+    A field is None if it cannot be known; `missing` says why.
     """
 
     plan: Plan
     processes: int = 1
     parts: dict[str, Size] = field(default_factory=dict)
-    """Weights of the stock pipeline by the name of its part."""
+    """Weights of the stock pipeline by the name of the part."""
     denoisers: set[str] = field(default_factory=set)
-    """Parts that are trained, or carry what is trained."""
+    """Names of the parts that are trained or carry the adapter."""
     trained: Size | None = None
-    """The adapter; where all weights are trained, these."""
+    """The adapter, or the denoisers' own weights if these are trained."""
     is_lora: bool = True
     reference: int | None = None
-    """Bytes of the copy of what is trained as it was before training; 0 where there is none."""
+    """Bytes of the copy of the trained tensors from before training; 0 if there is none."""
     activations: int | None = None
-    """Bytes kept for the backward pass of one step of the largest micro-batch."""
+    """Bytes saved for the backward pass of one step of the largest micro-batch."""
     activations_checkpointed: int | None = None
-    """The same with gradient checkpointing, and its largest recomputed block."""
-    micro_batches: Mapping[tuple[int, int], MicroBatchCost] | None = None
-    """By the window's first step and the size of the micro-batch."""
+    """The same with gradient checkpointing, including its largest recomputed block."""
+    micro_batch_costs: Mapping[tuple[int, int], MicroBatchCost] | None = None
+    """By (first step of the window, size of the micro-batch)."""
     missing: dict[str, str] = field(default_factory=dict)
-    """What could not be predicted: the reason by what it is about."""
+    """Reasons, by what could not be predicted."""
 
     @property
     def gradients(self) -> int | None:
@@ -65,7 +66,7 @@ class MemoryEstimate:
 
     @property
     def optimizer(self) -> int | None:
-        """Two moments and a float32 count of steps a tensor; with 8 bits an estimate."""
+        """Bytes of two moments and a float32 step count per tensor; with 8 bits, approximate."""
         if self.trained is None:
             return None
         if self.plan.config.train.optimizer == "adamw_8bit":
@@ -83,172 +84,132 @@ class MemoryEstimate:
         return math.ceil(self.plan.config.sampling.groups_per_epoch / self.processes)
 
     def forwards(self, epoch: int = 0) -> int | None:
-        """Denoiser calls of an epoch over all processes, if no group is tied."""
+        """Number of denoiser calls in an epoch, if no group is tied."""
         replays = self.plan.config.train.inner_epochs * (
             2 if self.plan.config.objective.needs_reference else 1
         )
-        parts = self._passes_of(epoch)
-        if parts is None:
+        costs = self._epoch_costs(epoch)
+        if costs is None:
             return None
-        return sum(p.rollout_forwards + replays * p.replay_forwards for p in parts)
+        return sum(cost.rollout_forwards + replays * cost.replay_forwards for cost in costs)
 
     def backwards(self, epoch: int = 0) -> int | None:
-        """Backward passes of denoiser calls, likewise."""
-        parts = self._passes_of(epoch)
-        if parts is None:
+        """Number of backward passes of denoiser calls in an epoch, if no group is tied."""
+        costs = self._epoch_costs(epoch)
+        if costs is None:
             return None
-        return self.plan.config.train.inner_epochs * sum(p.replay_forwards for p in parts)
+        return self.plan.config.train.inner_epochs * sum(cost.replay_forwards for cost in costs)
 
     def tape_bytes(self, epoch: int = 0) -> int | None:
-        """Of all rollouts of an epoch over all processes: they stay until it is trained on."""
-        parts = self._passes_of(epoch)
-        return None if parts is None else sum(p.tape_bytes for p in parts)
+        """Bytes of the tapes of an epoch; all of them are kept until they have been trained on."""
+        costs = self._epoch_costs(epoch)
+        return None if costs is None else sum(cost.tape_bytes for cost in costs)
 
-    def most_tape_bytes(self) -> int | None:
-        """Of one process's share of an epoch, wherever its windows start."""
-        if self.micro_batches is None:
+    def max_tape_bytes(self) -> int | None:
+        """Largest number of bytes of one process's tapes, wherever its windows start."""
+        if self.micro_batch_costs is None:
             return None
         sizes = [len(batch) for batch in self.plan.micro_batches]
-        starts = {start for start, _ in self.micro_batches}
-        group = max(sum(self.micro_batches[s, size].tape_bytes for size in sizes) for s in starts)
+        starts = {start for start, _ in self.micro_batch_costs}
+        costs = self.micro_batch_costs
+        group = max(sum(costs[start, size].tape_bytes for size in sizes) for start in starts)
         return self.groups_per_process * group
 
-    def _passes_of(self, epoch: int) -> list[MicroBatchCost] | None:
-        if self.micro_batches is None:
+    def _epoch_costs(self, epoch: int) -> list[MicroBatchCost] | None:
+        """The cost of each micro-batch of an epoch."""
+        costs = self.micro_batch_costs
+        if costs is None:
             return None
         sizes = [len(batch) for batch in self.plan.micro_batches]
         groups = self.plan.groups(epoch)
-        return [self.micro_batches[group.window.start, size] for group in groups for size in sizes]
+        return [costs[group.window.start, size] for group in groups for size in sizes]
 
-    def share(self, count: int) -> int:
-        """Of weights that are spread over all processes: what one of them holds."""
+    def per_process(self, count: int) -> int:
+        """Bytes that one process holds of `count` bytes of weights that `train.shard` divides."""
         return math.ceil(count / self.processes) if self.plan.config.train.shard else count
 
     def total(self) -> int | None:
-        """Bytes of one process's device at most: all of these but what waits on the CPU."""
+        """Most bytes on the device of one process; None if a part of the sum cannot be known."""
         config = self.plan.config
-        tapes = 0 if config.sampling.tape_on_cpu else self.most_tape_bytes()
-        held = self.activations_checkpointed
+        tapes = 0 if config.sampling.tape_on_cpu else self.max_tape_bytes()
+        activations = self.activations_checkpointed
         if not config.train.gradient_checkpointing:
-            held = self.activations
-        extra = [self.gradients, self.optimizer, self.average, self.reference]
-        if held is None or tapes is None or self.trained is None or None in extra:
+            activations = self.activations
+        copies = [self.gradients, self.optimizer, self.average, self.reference]
+        if activations is None or tapes is None or self.trained is None or None in copies:
             return None
-        spread = [size.bytes for name, size in self.parts.items() if name in self.denoisers]
-        whole = [size.bytes for name, size in self.parts.items() if name not in self.denoisers]
-        spread += [self.trained.bytes] if self.is_lora else []
-        spread += [count for count in extra if count is not None]
-        whole = [] if config.model.offload else whole
-        return sum(map(self.share, spread)) + sum(whole) + held + tapes
+        sharded = [size.bytes for name, size in self.parts.items() if name in self.denoisers]
+        sharded += [self.trained.bytes] if self.is_lora else []
+        sharded += [count for count in copies if count is not None]
+        others = [size.bytes for name, size in self.parts.items() if name not in self.denoisers]
+        others = [] if config.model.offload else others
+        return sum(map(self.per_process, sharded)) + sum(others) + activations + tapes
 
     def describe(self) -> dict[str, str]:
         """The numbers by label, for people."""
-        shared = {*self.denoisers, "adapter"}
-        lines = {name: self._size(size, name in shared) for name, size in self._weights()}
-        copies = {
-            "gradients": self.gradients,
-            "optimizer state": self.optimizer,
-            "average": self.average,
-            "reference copy": self.reference,
-        }
-        lines |= {label: in_units(self.share(count)) for label, count in copies.items() if count}
-        if self.plan.config.train.optimizer == "adamw_8bit" and "optimizer state" in lines:
-            lines["optimizer state"] += " (estimate: 2 bytes a parameter)"
-        lines |= self._describe_run()
-        if (total := self.total()) is not None:
-            what = "without decoding, prompts and rewards"
-            what += ", text encoders and VAE" if self.plan.config.model.offload else ""
-            lines["sum, a process"] = f"{in_units(total)} ({what})"
-        lines |= {what: f"not predicted ({why})" for what, why in self.missing.items()}
-        return lines
-
-    def _weights(self) -> Iterator[tuple[str, Size]]:
-        yield from self.parts.items()
-        if self.trained is not None and self.is_lora:
-            yield "adapter", self.trained
-
-    def _size(self, size: Size, spread: bool) -> str:
-        count = self.share(size.bytes) if spread else size.bytes
-        return f"{in_units(count)} ({size.parameters / 1e6:.1f} M parameters)"
-
-    def _describe_run(self) -> dict[str, str]:
-        lines, sampling = {}, self.plan.config.sampling
-        if self.activations is not None:
-            checkpointed = self.activations_checkpointed
-            also = f", {in_units(checkpointed)} with gradient checkpointing" if checkpointed else ""
-            lines["activations of a step"] = (
-                f"{in_units(self.activations)}{also} ({self.plan.micro_batch_size} images)"
-            )
-        if (tapes := self.most_tape_bytes()) is not None:
-            where = ", on the CPU" if sampling.tape_on_cpu else ""
-            lines["tapes of an epoch"] = (
-                f"{in_units(tapes)} ({self.groups_per_process} groups a process{where})"
-            )
-        if self.micro_batches is not None:
-            calls = max(p.rollout_forwards for p in self.micro_batches.values())
-            lines["denoiser calls a rollout"] = f"{calls} in {sampling.num_inference_steps} steps"
-            lines["denoiser forwards, epoch 1"] = f"{self.forwards()} (if no group is tied)"
-            lines["denoiser backwards, epoch 1"] = f"{self.backwards()}"
-        return lines
+        return describe_memory(self)
 
 
 def estimate_memory(config: GRPOConfig, plan: Plan, processes: int = 1) -> MemoryEstimate:
-    """Predicts the cost of a run. Of a hub name, configurations and tokenizers are fetched.
+    """Estimates the cost of a run. For a hub name, downloads configurations and tokenizers only.
 
     Raises:
-        ConfigError: a setting that the pipeline shows to be wrong.
+        ConfigError: a setting does not fit the pipeline.
     """
-    found = MemoryEstimate(plan=plan, processes=processes, is_lora=config.train.lora is not None)
+    estimate = MemoryEstimate(plan=plan, processes=processes, is_lora=config.train.lora is not None)
     if config.model.path is None:
-        found.missing["model"] = "model.path is not set"
-        return found
+        estimate.missing["model"] = "model.path is not set"
+        return estimate
     try:
         pipe = open_with_fake_weights(config.model)
     except ConfigError:
         raise
     except Exception as error:  # the loaders of three libraries raise what they like
-        found.missing["model"] = (
+        estimate.missing["model"] = (
             f"{config.model.path} cannot be looked up; check the name, the network and your "
             f"access: {_reason(error)}"
         )
-        return found
+        return estimate
     check_call(pipe, "sampling.call", config.sampling.call)
     check_frames(pipe, "sampling.call", config.sampling.call)
-    measure(found, pipe)
-    return found
+    _measure(estimate, pipe)
+    return estimate
 
 
-def measure(found: MemoryEstimate, pipe: Any) -> None:
-    """Fills in what can be learnt of a pipeline without weights."""
-    config = found.plan.config
-    found.parts = {name: size_of(part.parameters()) for name, part in modules_of(pipe).items()}
-    alone = {"gradient_checkpointing": False, "shard": False}
-    train = config.train.model_copy(update=alone)
+def _measure(estimate: MemoryEstimate, pipe: Any) -> None:
+    """Fills in everything that a pipeline with fake weights shows."""
+    config = estimate.plan.config
+    estimate.parts = {name: size_of(part.parameters()) for name, part in modules_of(pipe).items()}
+    # Neither changes a size: shards are divided afterwards, and DryRun counts with and without
+    # gradient checkpointing.
+    train = config.train.model_copy(update={"gradient_checkpointing": False, "shard": False})
     try:
         with fake_weights(building=True):
             policy = Policy(pipe, train, seed_for(config.seed, "lora"))
     except ConfigError:
         raise
     except Exception as error:
-        found.missing["what is trained"] = _reason(error)
+        estimate.missing["what is trained"] = _reason(error)
         return
-    found.denoisers = set(policy.denoisers)
-    found.trained = size_of(policy.parameters.values())
-    found.reference = size_of((policy.start or {}).values()).bytes
-    run = DryRun(policy, found.plan)
+    estimate.denoisers = set(policy.denoisers)
+    estimate.trained = size_of(policy.parameters.values())
+    estimate.reference = size_of((policy.start or {}).values()).bytes
+    run = DryRun(policy, estimate.plan)
     with fake_weights():
         try:
-            found.micro_batches = run.micro_batch_costs()
-            found.activations, found.activations_checkpointed = run.activations()
-            if config.train.gradient_checkpointing and found.activations_checkpointed is None:
-                found.missing["gradient checkpointing"] = "a denoiser has none"
+            estimate.micro_batch_costs = run.micro_batch_costs()
+            estimate.activations, estimate.activations_checkpointed = run.activations()
         except Exception as error:
-            what = "denoiser calls and memory" if found.micro_batches is None else "activations"
-            found.missing[what] = _reason(error)
+            no_costs = estimate.micro_batch_costs is None
+            unknown = "denoiser calls and memory" if no_costs else "activations"
+            estimate.missing[unknown] = _reason(error)
+            return
+    if config.train.gradient_checkpointing and estimate.activations_checkpointed is None:
+        estimate.missing["gradient checkpointing"] = "a denoiser does not support it"
 
 
 def size_of(tensors: Iterable[Tensor]) -> Size:
-    """Count and bytes of tensors; one that occurs twice counts once."""
+    """Counts tensors, parameters and bytes; a tensor that occurs twice counts once."""
     unique = list({id(tensor): tensor for tensor in tensors}.values())
     return Size(
         tensors=len(unique),
@@ -257,15 +218,7 @@ def size_of(tensors: Iterable[Tensor]) -> Size:
     )
 
 
-def in_units(count: int) -> str:
-    """Bytes as people read them."""
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= size:
-            return f"{count / size:.2f} {unit}"
-    return f"{count} bytes"
-
-
 def _reason(error: Exception) -> str:
-    """An error in one line."""
+    """The first line of an error, with its type, shortened to 160 characters."""
     first = f"{type(error).__name__}: {error}".strip().splitlines()[0].rstrip(". ")
     return first if len(first) <= 160 else first[:157] + "..."

@@ -1,4 +1,4 @@
-"""Proves that a replay reproduces its rollout."""
+"""Proves that a replay reproduces its rollout: every run starts with `check_replay`."""
 
 import inspect
 import math
@@ -22,21 +22,20 @@ from flowgrpo.policy.tape import Step, Tape, Transition
 from flowgrpo.policy.weights import trained_values
 
 SEEDS = (1, 2)
-"""Samples of a check; different ones, so that swapped samples show."""
-
+"""Seeds of the initial noise in a check: two different ones, so that swapped samples show."""
 
 NUDGE = 0.02
-"""Standard deviation of what is added to a fresh LoRA, which would change nothing."""
+"""Standard deviation of the noise that `nudged_weights` adds."""
 
 
 def check_replay(policy: Policy, row: Row, settings: GRPOConfig) -> Rollout:
-    """The replay part alone, over all trained steps; returns the rollout it was proved on.
+    """Replays a rollout over all steps that can be trained, and returns the rollout.
 
-    Weights and counts stay as they are; in between the weights are moved a little, since a fresh
-    LoRA would change nothing.
+    Meanwhile the weights are nudged, since a fresh LoRA would change nothing. Afterwards weights
+    and call counts are as before, and there are no gradients.
 
     Raises:
-        ReplayError: the replay is not the rollout; training would be biased.
+        ReplayError: the replay differs from the rollout, so that training would be biased.
     """
     plan = Plan(config=settings, rows=[row])
     call, (first, last) = settings.sampling_call, plan.window_bounds
@@ -63,9 +62,12 @@ def check_replay(policy: Policy, row: Row, settings: GRPOConfig) -> Rollout:
 
 
 def replay_differences(policy: Policy, rollout: Rollout) -> dict[int, float]:
-    """By window step, the largest |log-prob at replay - the rollout's| over the samples.
+    """Largest |log-prob at replay - log-prob at rollout| over the samples, by window step.
 
-    Runs backward from every step's log-probs; their gradients are left in the weights.
+    Runs backward from every step's log-probs and leaves the gradients in the weights.
+
+    Raises:
+        ReplayError: a denoiser keeps state between steps.
     """
     found = {}
 
@@ -95,13 +97,14 @@ def _cache_hint(pipe: Any) -> str:
 
 
 def check_seeds(batchings: Batchings, row: Row, call: dict[str, Any]) -> tuple[int, ...]:
-    """Seeds of the samples of a check: two, if the pipeline can make two in a call."""
+    """Seeds of the samples of a check: two if the pipeline can make two per call, otherwise one."""
     return SEEDS[:1] if batchings.of(row, call).one_per_call else SEEDS
 
 
 def check_rollout(
     policy: Policy, row: Row, call: dict[str, Any], settings: GRPOConfig, window: range
 ) -> Rollout:
+    """A rollout of `check_seeds`, with all steps of `window` stochastic."""
     seeds = check_seeds(policy.batchings, row, call)
 
     def noise(step: int, stream: int, shape: torch.Size) -> Tensor:
@@ -113,7 +116,8 @@ def check_rollout(
 
 
 def nudged_weights(policy: Policy) -> dict[str, Tensor]:
-    """The trained weights, moved: a fresh LoRA changes nothing and half of it gets no gradient."""
+    """The trained weights plus a little noise: a fresh LoRA changes nothing, and half of it gets no
+    gradient."""
     return {
         name: parameter.detach()
         + NUDGE * placed_like(normal(parameter.shape, "nudge", name), parameter)
@@ -122,5 +126,5 @@ def nudged_weights(policy: Policy) -> dict[str, Tensor]:
 
 
 def nan_max(values: Iterable[float]) -> float:
-    """The maximum, NaN if one of them is: `max` would hide it."""
+    """The maximum, or NaN if any value is NaN, which `max` might hide."""
     return float(torch.tensor(list(values), dtype=torch.float64).max())

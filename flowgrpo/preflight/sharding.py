@@ -1,4 +1,4 @@
-"""Checks of configs that spread a denoiser over several processes."""
+"""Checks of configs with several processes, and of denoisers that are sharded among them."""
 
 from flowgrpo.core.config import GRPOConfig
 from flowgrpo.core.errors import ConfigError
@@ -9,38 +9,41 @@ from flowgrpo.preflight.inputs import Inputs
 
 
 def check_sharded_experts(policy: Policy, plan: Plan) -> None:
-    """Raises ConfigError where processes would replay different denoisers at once.
+    """Checks that all processes replay the same denoiser at the same time.
 
-    A sharded denoiser is gathered by all processes together, and which of several works in a step
+    A sharded denoiser is gathered by all processes together; which of several denoisers is called
     depends on the step.
+
+    Raises:
+        ConfigError: the window moves, so that processes would need different denoisers at once.
     """
     first, last = plan.window_bounds
     experts = find_denoisers(policy.pipe)
     if policy.is_sharded and len(experts) > 1 and last - first + 1 > plan.window_size:
         raise ConfigError(
             f"train.shard is true with {' and '.join(experts)}, but sampling.window moves, so that "
-            "processes would need different ones at once; set its last to "
-            f"{first + plan.window_size - 1}, say."
+            "processes would need different ones at once; set sampling.window.last to "
+            f"{first + plan.window_size - 1}."
         )
 
 
 def check_sharding(config: GRPOConfig, inputs: Inputs, processes: int) -> list[str]:
-    """Warnings about how an update's groups are shared out among processes.
+    """Returns warnings about how the groups of an update are divided among processes.
 
     Raises:
-        ConfigError: a sharded denoiser needs the same work on each.
+        ConfigError: the processes of a sharded denoiser would have unequal work.
     """
     size, groups = len(inputs.plan.update_batches()[0]), config.sampling.groups_per_epoch
     if config.train.shard and processes == 1:
         raise ConfigError(
-            "train.shard is true, but there is one process; launch several with torchrun, or leave "
-            "it out."
+            "train.shard is true, but there is only one process; launch several with torchrun, or "
+            "set it to false."
         )
     if config.train.shard and size % processes:
         updates = groups // size
         raise ConfigError(
-            f"sampling.groups_per_epoch is {groups}, which makes {size} groups an update, but with "
-            f"train.shard these must be a multiple of the {processes} processes; use "
+            f"sampling.groups_per_epoch is {groups}, which makes {size} groups per update, but "
+            f"with train.shard these must be a multiple of the {processes} processes; use "
             f"{updates * processes * max(1, round(size / processes))}."
         )
     columns = {tuple(sorted(k for k, v in r.columns.items() if v is not None)) for r in inputs.rows}
