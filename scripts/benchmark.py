@@ -1,8 +1,10 @@
-"""Where the time of an epoch goes: python scripts/benchmark.py [CONFIG] [section.key=value ...].
+"""Measures where an epoch's time goes.
 
-Runs a few epochs, checkpoints included, with stop-watches on the denoiser (forward and backward),
-the VAE, the text encoders and the rewards; what is left is the trainer and the pipeline's own glue.
-Rewards run inline here, so that no second counts twice.
+    python scripts/benchmark.py [CONFIG] [section.key=value ...]
+
+Runs a few epochs, including checkpoints, with stopwatches on the denoiser (forward and backward),
+the VAE, the text encoders and the rewards. The rest is the trainer and the pipeline's own code.
+Rewards are scored inline, so that no second counts twice.
 """
 
 import tempfile
@@ -20,14 +22,16 @@ import flowgrpo.cli  # noqa: F401  sets the wait policy before torch is imported
 from flowgrpo.core.config_file import load_config
 
 
-class StopWatches:
-    """Seconds by name; a call inside a timed call belongs to the outer one."""
+class Stopwatches:
+    """Adds up seconds by name; a timed call inside another one counts for the outer one only."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
         self._running = False
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the function with its calls timed."""
+
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             with self(name):
                 return function(*args, **kwargs)
@@ -36,6 +40,7 @@ class StopWatches:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
+        """Times the block."""
         if self._running:
             yield
             return
@@ -52,27 +57,27 @@ def main(
     overrides: Annotated[list[str] | None, typer.Argument()] = None,
     epochs: Annotated[int, typer.Option()] = 3,
 ) -> None:
-    """Print the share of an epoch that each part takes."""
+    """Print each part's share of an epoch."""
     import torch
 
     from flowgrpo.pipelines.parts import modules_of
     from flowgrpo.scoring.reward import Reward
     from flowgrpo.training.trainer import GRPOTrainer
 
-    watches = StopWatches()
+    watches = Stopwatches()
     with tempfile.TemporaryDirectory() as folder:
         fixed = [f"output_dir={folder}/run", f"train.epochs={epochs}"]
-        run = GRPOTrainer(args=load_config(config, [*(overrides or []), *fixed]))
-        run.rewards = [
+        trainer = GRPOTrainer(args=load_config(config, [*(overrides or []), *fixed]))
+        trainer.rewards = [
             Reward(name=r.name, function=watches.timed("rewards", r.function), weight=r.weight)
-            for r in run.rewards
+            for r in trainer.rewards
         ]
-        for name, module in modules_of(run.policy.pipe).items():
-            part = (
-                "denoiser" if name in run.policy.denoisers else "vae" if name == "vae" else "text"
-            )
+        for name, module in modules_of(trainer.policy.pipe).items():
+            is_denoiser = name in trainer.policy.denoisers
+            part = "denoiser" if is_denoiser else "vae" if name == "vae" else "text"
             vars(module)["forward"] = watches.timed(part, module.forward)
-        vars(run.policy.pipe.vae)["decode"] = watches.timed("vae", run.policy.pipe.vae.decode)
+        vae = trainer.policy.pipe.vae
+        vars(vae)["decode"] = watches.timed("vae", vae.decode)
         backward = watches.timed("denoiser backward", torch.Tensor.backward)
         with (
             patch("flowgrpo.training.trainer.require_varying_scores"),
@@ -81,7 +86,7 @@ def main(
             patch.object(torch.Tensor, "backward", backward),
         ):
             started = time.perf_counter()
-            run.train()
+            trainer.train()
             total = time.perf_counter() - started
     for name, seconds in sorted(watches.seconds.items(), key=lambda item: -item[1]):
         print(f"{name:20}{seconds / total:7.1%}")

@@ -1,7 +1,7 @@
-"""Pipeline code outside the denoiser, in milliseconds a replayed step: python scripts/glue.py.
+"""Measures pipeline code outside the denoiser per replayed step: python scripts/glue.py.
 
-Tiny pipelines of the tests, 10 steps, 2 samples, one thread. Of a step in the window its denoiser
-call and backward are left out; a step before it replays its kept output.
+Runs tiny pipelines of the tests with 10 steps, 2 samples and one thread. For steps in the window,
+the denoiser's forward and backward are not counted; steps before it replay taped outputs.
 """
 
 import sys
@@ -13,17 +13,17 @@ import torch
 from flowgrpo.algorithms.sde import log_prob
 from flowgrpo.core.seeds import normal
 from flowgrpo.data.prompts import Row
-from flowgrpo.policy.policy import Policy
-from flowgrpo.policy.tape import Tape
+from flowgrpo.policy.policy import Policy, Rollout
+from flowgrpo.policy.tape import Step, Tape, Transition
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from benchmark import StopWatches
+from benchmark import Stopwatches
 from families import FAMILIES, built
 
 STEPS, SEEDS, REPEATS = 10, (1, 2), 20
 
 
-def rollout(policy: Policy, name: str, window: range):
+def rollout(policy: Policy, name: str, window: range) -> Rollout:
     def noise(step: int, stream: int, shape: torch.Size) -> torch.Tensor:
         return torch.stack([normal(shape[1:], seed, step, stream) for seed in SEEDS])
 
@@ -34,16 +34,16 @@ def rollout(policy: Policy, name: str, window: range):
 
 
 def seconds_outside(name: str, window: range) -> float:
-    """Of one replay, least of the repeats, without denoiser and backward."""
+    """Returns the least seconds of several replays, without denoiser and backward."""
     policy = Policy(built(name))
-    watches, least = StopWatches(), float("inf")
+    watches, least = Stopwatches(), float("inf")
     module = policy.pipe.transformer
     vars(module)["forward"] = watches.timed("denoiser", module.forward)
     taken = rollout(policy, name, window)
 
-    def on_step(step, now):
+    def on_step(step: Step, new: Transition) -> None:
         with watches("backward"):
-            log_prob(step.next_latents, now.mean, now.std).sum().backward()
+            log_prob(step.next_latents, new.mean, new.std).sum().backward()
 
     for _ in range(REPEATS):
         watches.seconds.clear()
@@ -59,9 +59,9 @@ def main() -> None:
         early, late = seconds_outside(name, range(2)), seconds_outside(name, range(7, 9))
         everything = seconds_outside(name, range(STEPS - 1))
         print(
-            f"{name}: {1e3 * (everything - early) / (STEPS - 3):.2f} ms a step in the window, "
-            f"{1e3 * (late - early) / 7:.2f} ms a step before it, "
-            f"{1e3 * early:.1f} ms a replay of two steps"
+            f"{name}: {1e3 * (everything - early) / (STEPS - 3):.2f} ms per step in the window, "
+            f"{1e3 * (late - early) / 7:.2f} ms per step before it, "
+            f"{1e3 * early:.1f} ms per replay of two steps"
         )
 
 

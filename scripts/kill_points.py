@@ -1,7 +1,7 @@
-"""How many killed runs end as if nothing had happened: python scripts/kill_points.py --points 100.
+"""Counts killed runs that end as if uninterrupted: python scripts/kill_points.py --points 100.
 
-A tiny run of the tests is killed at points that a seed draws, some of them twice, resumed, and
-compared with one that ran straight: every file but for its seconds, and the next epoch's rollouts.
+Each trial kills a tiny run of the tests at one or two random points, resumes it, and compares it
+with an uninterrupted run: all files, except for seconds in them, and the next epoch's rollouts.
 """
 
 import sys
@@ -17,7 +17,7 @@ from trials import Trial, Trials
 
 
 def line(number: int, trial: Trial) -> str:
-    """What was done to a run, and what came of it."""
+    """Returns a line about where a run was killed, and whether it differs."""
     deaths = ", then ".join(
         f"{point.deed} at {point.event} {point.at} ({death.struck}; exit {death.code})"
         for point, death in zip(trial.points, trial.deaths, strict=True)
@@ -26,12 +26,12 @@ def line(number: int, trial: Trial) -> str:
 
 
 def main(
-    points: Annotated[int, typer.Option(min=1, help="Runs to kill.")] = 100,
-    seed: Annotated[int, typer.Option(help="Of the points.")] = 0,
-    first: Annotated[int, typer.Option(help="Number of the first.")] = 0,
+    points: Annotated[int, typer.Option(min=1, help="Number of runs to kill.")] = 100,
+    seed: Annotated[int, typer.Option(help="Seed of the points.")] = 0,
+    first: Annotated[int, typer.Option(help="Number of the first trial.")] = 0,
     overrides: Annotated[list[str] | None, typer.Argument(help="Settings of the run.")] = None,
 ) -> None:
-    """Print each trial, and survived of N."""
+    """Print each trial, and how many survived."""
     survived = killed = 0
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:

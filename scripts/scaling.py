@@ -1,7 +1,7 @@
-"""Seconds of an epoch in one process and in several: python scripts/scaling.py [key=value ...].
+"""Measures an epoch in one process and in several: python scripts/scaling.py [key=value ...].
 
-Starts the same run with torchrun, one process after the other count, and prints the median epoch of
-each, and how much of its time each phase takes. Two processes want two idle cores.
+Starts the same run with torchrun for each number of processes in turn, and prints the median
+seconds of an epoch and of its phases. Two processes need two idle cores.
 """
 
 import json
@@ -42,9 +42,9 @@ def main(
             sum(p[k] for k in ("sampling", "scoring", "training")) for p in phases
         )
         parts = {k: statistics.median(p.get(k, 0.0) for p in phases) for k in phases[0]}
-        said = ", ".join(f"{name} {seconds:.2f}" for name, seconds in parts.items())
+        phase_text = ", ".join(f"{name} {seconds:.2f}" for name, seconds in parts.items())
         print(
-            f"{count} processes: {found[count]:6.2f} s an epoch ({said}), "
+            f"{count} processes: {found[count]:6.2f} s per epoch ({phase_text}), "
             f"{found[count] / found[counts[0]]:.2f} of the first"
         )
 

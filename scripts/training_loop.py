@@ -1,4 +1,4 @@
-"""The resumable training loop that every pretraining stage shares."""
+"""The resumable training loop of every pretraining stage."""
 
 import math
 import sys
@@ -12,28 +12,31 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm import tqdm
 
 SAVE_SECONDS = 60
+"""Seconds between two saves."""
 
 quiet = not sys.stderr.isatty()
+"""Whether to hide progress bars."""
 
 
 def write(path, state):
-    """Saves so that a kill leaves the old file or the new one, never half of one."""
+    """Saves so that a kill leaves the old file or the new one, never a partial one."""
     partial = path.with_suffix(".partial")
     torch.save(state, partial)
     partial.replace(path)
 
 
 def lr_factor(step, num_steps, warmup):
-    """Linear warm-up, then half a cosine down to 2 % of the learning rate."""
+    """Factor of the learning rate: linear warm-up, times half a cosine from 1 down to 0.02."""
     return min(1, (step + 1) / warmup) * (0.51 + 0.49 * math.cos(math.pi * step / num_steps))
 
 
 def train(name, model, loss_at, workdir, num_steps, lr):
-    """Minimises `loss_at(step)`, averaging the weights; goes on from workdir/NAME.pt.
+    """Minimizes `loss_at(step)` and averages the weights; resumes from workdir/NAME.pt.
 
     Args:
         loss_at: step -> scalar loss. It draws its batch from generators seeded with the step, so a
             resumed run sees the batches of an uninterrupted one.
+        lr: peak learning rate.
     """
     path = workdir / f"{name}.pt"
     optimizer = torch.optim.AdamW(
@@ -68,7 +71,7 @@ def train(name, model, loss_at, workdir, num_steps, lr):
 
 
 def load_averaged(model, path):
-    """The model with the averaged weights of a training stage."""
+    """Returns the model with the averaged weights of a training stage."""
     averaged = torch.load(path, weights_only=True)["averaged"]
     prefix = "module."
     model.load_state_dict(

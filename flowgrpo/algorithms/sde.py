@@ -1,19 +1,15 @@
-"""Step kernels: one reverse step of a flow-matching sampler as a Gaussian (mean, std).
+"""SDE steps: one reverse step of a flow-matching sampler as a Gaussian (mean, std).
 
 Notation: sigma in [0, 1] is the noise fraction (1 = pure noise), latents
-x = (1 - sigma) x0 + sigma eps, velocity v = dx/dsigma = eps - x0. A step goes from `sigma` to
-`sigma_next` < `sigma`. From x and v follow the two ends of the straight path,
-``denoised`` = x - sigma v and ``noise`` = x + (1 - sigma) v.
+x = (1 - sigma) x0 + sigma eps, velocity v = dx/dsigma = eps - x0. A step goes from s = `sigma` to
+n = `sigma_next` < s, so dt = n - s is negative; a is `noise_level`. From x and v follow the two
+ends of the straight path, `denoised` = x - s v and `noise` = x + (1 - s) v.
 
-Latents of another parametrisation, x = a x0 + s eps, are brought to this one by dividing by a + s
-(`schedule.flow_coordinates`), so one set of kernels serves them all.
+Latents of another parametrisation are first divided by their scale
+(`pipelines.scheduler.flow_coordinates`), so the same steps serve every scheduler.
 
-All kernels share one head, are pure, compute in float32 and take any latent layout:
-
-    kernel(latents, velocity, sigma, sigma_next, sigma_second, noise_level) -> Gaussian(mean, std)
-
-`sigma_second` is the second entry of the schedule; only `flow_sde` reads it, at sigma = 1.
-With ``noise_level`` 0 every kernel gives the ODE step (std 0).
+All steps have the signature of `SDEStep`, are pure, compute in float32 and take any latent layout.
+With `noise_level` 0 every one of them is the ODE step, with std 0.
 """
 
 import math
@@ -35,35 +31,29 @@ SDEStep = Callable[[Tensor, Tensor, float, float, float], Gaussian]
 
 
 def path_ends(latents: Tensor, velocity: Tensor, sigma: float) -> tuple[Tensor, Tensor]:
-    """`denoised` and `noise`, the two ends of the path through `latents`; each of their shape."""
+    """Returns `denoised` and `noise`, the ends of the path, each with the shape of `latents`."""
     return latents - sigma * velocity, latents + (1 - sigma) * velocity
 
 
 def ode(
-    latents: Tensor,
-    velocity: Tensor,
-    sigma: float,
-    sigma_next: float,
-    noise_level: float,
+    latents: Tensor, velocity: Tensor, sigma: float, sigma_next: float, noise_level: float
 ) -> Gaussian:
-    """Deterministic Euler step: mean = x + v dt, std = 0, whatever the noise level."""
+    """Deterministic Euler step, whatever the noise level: mean = x + v dt, std = 0."""
     return Gaussian(latents.float() + velocity.float() * (sigma_next - sigma), 0.0)
 
 
 def flow_sde(
-    latents: Tensor,
-    velocity: Tensor,
-    sigma: float,
-    sigma_next: float,
-    noise_level: float,
+    latents: Tensor, velocity: Tensor, sigma: float, sigma_next: float, noise_level: float
 ) -> Gaussian:
-    """Euler-Maruyama step of Flow-GRPO's SDE (arXiv 2505.05470, eq. 9), g = a sqrt(s / (1 - s)).
+    """Euler-Maruyama step of Flow-GRPO's SDE (arXiv 2505.05470, eq. 9).
 
-    g is infinite at sigma = 1, so there the schedule's second sigma stands in its denominator,
-    as in the authors' code; also just below 1, where some solvers' schedules start.
+    mean = x + [v + g^2 / (2 s) (x + (1 - s) v)] dt and std = g sqrt(-dt) with
+    g = a sqrt(s / (1 - s)).
     """
     x, v = latents.float(), velocity.float()
     dt = sigma_next - sigma
+    # g is infinite at sigma = 1, so `sigma_next` stands in its denominator there: in the first step
+    # that is the schedule's second sigma, as in the authors' code. Some solvers start just below 1.
     g_squared = noise_level**2 * sigma / (1 - (sigma_next if sigma > 0.999 else sigma))
     drift = g_squared / (2 * sigma)
     mean = x * (1 + drift * dt) + v * (1 + drift * (1 - sigma)) * dt
@@ -71,13 +61,13 @@ def flow_sde(
 
 
 def dance_sde(
-    latents: Tensor,
-    velocity: Tensor,
-    sigma: float,
-    sigma_next: float,
-    noise_level: float,
+    latents: Tensor, velocity: Tensor, sigma: float, sigma_next: float, noise_level: float
 ) -> Gaussian:
-    """Euler-Maruyama step of DanceGRPO's SDE with constant diffusion (arXiv 2505.07818)."""
+    """Euler-Maruyama step of DanceGRPO's SDE, whose diffusion is constant (arXiv 2505.07818).
+
+    mean = x + (v - a^2 / 2 score) dt and std = a sqrt(-dt) with
+    score = -(x - (1 - s) denoised) / s^2.
+    """
     x, v = latents.float(), velocity.float()
     dt = sigma_next - sigma
     denoised, _ = path_ends(x, v, sigma)
@@ -87,16 +77,12 @@ def dance_sde(
 
 
 def cps(
-    latents: Tensor,
-    velocity: Tensor,
-    sigma: float,
-    sigma_next: float,
-    noise_level: float,
+    latents: Tensor, velocity: Tensor, sigma: float, sigma_next: float, noise_level: float
 ) -> Gaussian:
-    """Coefficients-preserving step (arXiv 2509.05952): the new noise replaces part of the old.
+    """Coefficients-preserving step (arXiv 2509.05952): new noise replaces part of the old.
 
-    std = n sin(a pi/2) and mean = (1 - n) denoised + n cos(a pi/2) noise with n = sigma_next, so
-    the total noise at sigma_next is exactly n. `noise_level` a must lie in [0, 1].
+    mean = (1 - n) denoised + n cos(a pi/2) noise and std = n sin(a pi/2), so the total noise at
+    `sigma_next` is exactly n. The noise level a must be in [0, 1].
     """
     angle = noise_level * math.pi / 2
     mean = _renoised(latents, velocity, sigma, sigma_next, math.cos(angle))
@@ -104,16 +90,13 @@ def cps(
 
 
 def exact_sde(
-    latents: Tensor,
-    velocity: Tensor,
-    sigma: float,
-    sigma_next: float,
-    noise_level: float,
+    latents: Tensor, velocity: Tensor, sigma: float, sigma_next: float, noise_level: float
 ) -> Gaussian:
-    """Flow-GRPO's SDE solved over the step with `denoised` held fixed, where `flow_sde` is Euler's.
+    """Flow-GRPO's SDE integrated exactly over the step, with `denoised` held constant.
 
-    The old noise is kept with c = [(n / (1 - n)) / (s / (1 - s))]^(a^2 / 2), which is 0 at s = 1;
-    std = n sqrt(1 - c^2), so the total noise at sigma_next is exactly n.
+    `flow_sde` is the Euler-Maruyama step of the same SDE. mean = (1 - n) denoised + n c noise and
+    std = n sqrt(1 - c^2) with c = [(n / (1 - n)) / (s / (1 - s))]^(a^2 / 2), which is 0 at s = 1.
+    The total noise at `sigma_next` is exactly n.
     """
     kept = _noise_ratio(sigma, sigma_next) ** (noise_level**2 / 2)
     mean = _renoised(latents, velocity, sigma, sigma_next, kept)
@@ -121,17 +104,13 @@ def exact_sde(
 
 
 def ddim(
-    latents: Tensor,
-    velocity: Tensor,
-    sigma: float,
-    sigma_next: float,
-    noise_level: float,
+    latents: Tensor, velocity: Tensor, sigma: float, sigma_next: float, noise_level: float
 ) -> Gaussian:
-    """DDIM's step with eta = `noise_level` in [0, 1] (arXiv 2010.02502, eq. 12 and 16), as in DDPO
-    (arXiv 2305.13301); 1 is DDPM's ancestral step.
+    """DDIM's step with eta = a in [0, 1] (arXiv 2010.02502, eq. 12 and 16); 1 is DDPM's step.
 
-    std = a n sqrt(1 - [((1 - s) n) / ((1 - n) s)]^2), the same in every parametrisation: it holds
-    only ratios of signal and noise.
+    std = a n sqrt(1 - [((1 - s) n) / ((1 - n) s)]^2) and mean = (1 - n) denoised +
+    sqrt(n^2 - std^2) noise. They hold in every parametrisation, since they depend only on ratios of
+    signal and noise. DDPO (arXiv 2305.13301) trains with this step.
     """
     redrawn = noise_level * math.sqrt(1 - _noise_ratio(sigma, sigma_next) ** 2)
     mean = _renoised(latents, velocity, sigma, sigma_next, math.sqrt(1 - redrawn**2))
@@ -139,14 +118,14 @@ def ddim(
 
 
 def _noise_ratio(sigma: float, sigma_next: float) -> float:
-    """Noise over signal at `sigma_next`, by that at `sigma`: in [0, 1), and 0 at sigma = 1."""
+    """The ratio n / (1 - n) divided by s / (1 - s): in [0, 1), and 0 at s = 1."""
     return sigma_next * (1 - sigma) / ((1 - sigma_next) * sigma)
 
 
 def _renoised(
     latents: Tensor, velocity: Tensor, sigma: float, sigma_next: float, kept: float
 ) -> Tensor:
-    """The mean of a step to `sigma_next` that keeps the share `kept` of the old noise."""
+    """Returns the mean of a step that keeps the share `kept` of the old noise."""
     denoised, noise = path_ends(latents.float(), velocity.float(), sigma)
     return (1 - sigma_next) * denoised + sigma_next * kept * noise
 
@@ -159,18 +138,19 @@ SDE_STEPS: dict[str, SDEStep] = {
     "exact_sde": exact_sde,
     "ddim": ddim,
 }
+"""Step functions by the name in the config."""
 
 
 def log_prob(latents: Tensor, mean: Tensor, std: float) -> Tensor:
     """Log-density (B,) of latents (B, ...) under N(mean, std^2), averaged over latent dimensions.
 
-    Averaged, not summed: exp of a difference is the likelihood ratio to the power 1/D, and clip
-    ranges are in these units (Flow-GRPO's convention).
+    Averaged rather than summed over the D dimensions, as in Flow-GRPO: the exponential of a
+    difference is the likelihood ratio to the power 1/D, and clip ranges are in these units.
     """
     squared = (latents.float() - mean).square() / (2 * std**2)
     return -squared.flatten(1).mean(1) - math.log(std) - math.log(2 * math.pi) / 2
 
 
 def kl_divergence(mean: Tensor, mean_reference: Tensor, std: float) -> Tensor:
-    """KL(N(mean, std^2) || N(mean_reference, std^2)), averaged over latent dimensions: (B,)."""
+    """KL(N(mean, std^2) || N(mean_reference, std^2)) (B,), averaged over latent dimensions."""
     return ((mean - mean_reference).square() / (2 * std**2)).flatten(1).mean(1)

@@ -9,6 +9,7 @@ from flowgrpo.commands.inputs import print_table, read_and_print_plan
 from flowgrpo.commands.libraries import quiet_libraries
 from flowgrpo.core.config_file import load_config
 from flowgrpo.preflight.memory import estimate_memory
+from flowgrpo.preflight.memory_report import describe_memory
 from flowgrpo.preflight.sharding import check_sharding
 
 
@@ -21,4 +22,4 @@ def plan(path: Path, overrides: Sequence[str]) -> None:
     if processes > 1:
         for warning in check_sharding(config, inputs, processes):
             print(f"warning: {warning}", file=sys.stderr)
-    print_table(estimate_memory(config, inputs.plan, processes).describe())
+    print_table(describe_memory(estimate_memory(config, inputs.plan, processes)))

@@ -1,4 +1,4 @@
-"""The kernel that denoisers compute attention with, by diffusers' names, where it can train."""
+"""Selects the kernel with which denoisers compute attention, by its name in diffusers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from diffusers.models.attention_dispatch import (
 from flowgrpo.core.errors import ConfigError, did_you_mean
 
 NAMES = [backend.value for backend in AttentionBackendName]
-
+"""Names of all backends of diffusers."""
 
 PACKAGES = {
     "_hub": "kernels",
@@ -23,66 +23,70 @@ PACKAGES = {
     "npu": "torch_npu",
     "xla": "torch_xla",
 }
-"""What a backend needs, by a part of its name, the first that fits."""
+"""Package that a backend needs, by a part of the backend's name; the first match counts."""
 
 
 def set_attention_backend(
     denoisers: Mapping[str, Any], backend: str, device: torch.device, dtype: torch.dtype
 ) -> None:
-    """Lets the denoisers compute attention with a backend of diffusers.
+    """Makes the denoisers compute attention with a backend of diffusers.
 
     Raises:
         ConfigError: the backend is unknown, lacks its package, does not work on the device in the
-            dtype, or has no gradients; or a denoiser does not heed it.
+            dtype, or has no gradients; or a denoiser's attention has no selectable backend.
     """
     if backend not in NAMES:
         hint = f"{did_you_mean(backend, NAMES)} Usable here: {_usable(device, dtype)}."
         raise ConfigError(f"model.attention_backend is {backend}, but is unknown; {hint.lstrip()}")
     for name, denoiser in denoisers.items():
-        if not _heeds(denoiser):
+        if not _has_selectable_backend(denoiser):
             raise ConfigError(
                 f"model.attention_backend is {backend}, but the attention of {name} "
-                f"({type(denoiser).__name__}) does not heed it; leave it out."
+                f"({type(denoiser).__name__}) has no selectable backend; leave it out."
             )
     if reason := _failure(backend, device, dtype):
         raise ConfigError(
             f"model.attention_backend is {backend}, but cannot train on {device.type} in {dtype} "
-            f"({reason}); {_install(backend)}use one of {_usable(device, dtype)}."
+            f"({reason}); {_install_hint(backend)}use one of {_usable(device, dtype)}."
         )
     for denoiser in denoisers.values():
-        # Diffusers also sets it for every model of the process; the block takes that back.
+        # Diffusers also sets the backend for every other model of the process; the context manager
+        # undoes that.
         with attention_backend(AttentionBackendName(backend)):
             denoiser.set_attention_backend(backend)
 
 
 def _failure(backend: str, device: torch.device, dtype: torch.dtype) -> str:
-    """Why attention over itself of (1 sample, 16 tokens, 2 heads, 64 channels) does not work with
-    gradients; "" where it does."""
+    """Returns why self-attention with gradients fails with a backend; "" if it works."""
+    # (1 sample, 16 tokens, 2 heads, 64 channels)
     tokens = torch.ones(1, 16, 2, 64, device=device, dtype=dtype, requires_grad=True)
     try:
-        # Not left to the caller's mode: gradients are what is asked for.
+        # Explicit, because gradients are what is tested, and the caller may run under no_grad.
         with torch.enable_grad(), attention_backend(AttentionBackendName(backend)):
             output = dispatch_attention_fn(tokens, tokens, tokens)
             if not output.requires_grad:
                 return "it has no gradients"
             output.sum().backward()
-    except Exception as error:  # kernels of many packages raise what they like
+    except Exception as error:  # kernels of many packages, each with its own exceptions
         return f"{type(error).__name__}: {error}".strip().splitlines()[0].rstrip(".")
     return ""
 
 
 def _usable(device: torch.device, dtype: torch.dtype) -> str:
-    """The backends that work here; those of the hub would have to be downloaded first."""
+    """Returns the names of the backends that can train here, except those of the hub, which would
+    have to be downloaded first."""
     names = [name for name in NAMES if not name.endswith("_hub")]
     return ", ".join(name for name in names if not _failure(name, device, dtype))
 
 
-def _install(backend: str) -> str:
+def _install_hint(backend: str) -> str:
+    """Returns the command that installs a backend's package, if it needs one."""
     package = next((package for part, package in PACKAGES.items() if part in backend), None)
+    # `native_flash` and the like are torch's own, except on these devices.
     native = backend.startswith(("native", "_native")) and package not in ("torch_npu", "torch_xla")
     return "" if package is None or native else f"pip install {package}, or "
 
 
-def _heeds(denoiser: Any) -> bool:
-    processors = (getattr(part, "processor", None) for part in denoiser.modules())
+def _has_selectable_backend(denoiser: Any) -> bool:
+    processors = (getattr(module, "processor", None) for module in denoiser.modules())
     return any(hasattr(processor, "_attention_backend") for processor in processors)

@@ -17,16 +17,16 @@ CANDIDATES = (
     Batching(by_count=False, repeats_media=True),
     Batching(by_count=False, one_per_call=True),
 )
-"""In the order of trial."""
+"""Batchings in the order in which they are tried."""
 
 
 class Batchings:
     """How one pipeline makes several samples, resolved once per set of argument names.
 
     Many pipelines have an argument for the number of samples, but not all of them honour it; and
-    if one encodes an image with the first generator only, the other samples start elsewhere than
-    they would alone. So each candidate is run up to the scheduler's first step, and its samples are
-    compared with the same sample made alone.
+    if a pipeline encodes an image with the first generator only, its other samples start from
+    other latents than they would alone. So each candidate is run up to the scheduler's first step,
+    and a sample of its batch is compared with the same sample made alone.
     """
 
     def __init__(self, pipe: Any):
@@ -34,10 +34,10 @@ class Batchings:
         self._resolved: dict[frozenset[str], Batching] = {}
 
     def of(self, row: Row, call: dict[str, Any]) -> Batching:
-        """The batching for the row's columns and the arguments of `call`.
+        """Returns the batching for the row's columns and the arguments of `call`.
 
         Raises:
-            Exception: no candidate works; whatever the pipeline raised for the first.
+            Exception: no candidate works; it is the error that the first candidate raised.
         """
         names = frozenset({*call, *call_columns(self.pipe, row)} - {"output_type"})
         if names not in self._resolved:
@@ -45,7 +45,7 @@ class Batchings:
         return self._resolved[names]
 
     def of_micro_batch(self, row: Row, call: dict[str, Any], size: int) -> Batching:
-        """The same, for a micro-batch that is taped: `size` samples in one call.
+        """Returns the same for a micro-batch of `size` samples, which is taped in one call.
 
         Raises:
             ConfigError: the pipeline makes one sample per call.
@@ -60,20 +60,21 @@ class Batchings:
 
 
 def _resolve(pipe: Any, row: Row, call: dict[str, Any]) -> Batching:
+    """Returns the first candidate that works."""
     errors = []
     for candidate in CANDIDATES:
         try:
-            _prove(pipe, row, call, candidate)
-        except torch.OutOfMemoryError:
+            _check(pipe, row, call, candidate)
+        except torch.OutOfMemoryError:  # no candidate's fault
             raise
-        except Exception as error:  # pipelines raise what they like
+        except Exception as error:  # pipelines raise exceptions of any type
             errors.append(error)
         else:
             return candidate
     raise errors[0]
 
 
-def _prove(pipe: Any, row: Row, call: dict[str, Any], batching: Batching) -> None:
+def _check(pipe: Any, row: Row, call: dict[str, Any], batching: Batching) -> None:
     """Raises if the pipeline cannot be called like this, or mixes the samples of a call."""
     if batching.one_per_call:
         _first_step(pipe, row, (0,), call, batching)
@@ -83,22 +84,23 @@ def _prove(pipe: Any, row: Row, call: dict[str, Any], batching: Batching) -> Non
     for pair, single in zip(both, alone, strict=True):
         if len(pair) != 2:
             raise ValueError(
-                f"{type(pipe).__name__} makes {len(pair)} samples when 2 are asked for."
+                f"{type(pipe).__name__} makes {len(pair)} samples, but 2 were requested."
             )
         off = (pair[1:].float() - single.float()).square().mean().sqrt()
         allowed = 1e-2 if pair.dtype == torch.float32 else 1e-1
-        if off > allowed * single.float().square().mean().sqrt():  # False for NaN: not our concern
+        if off > allowed * single.float().square().mean().sqrt():  # False for NaN
             raise ValueError(f"samples of one call of {type(pipe).__name__} are not independent.")
 
 
 class _FirstStep(BaseException):
-    """The loop has begun. Not an Exception: no `except Exception` of a pipeline may swallow it."""
+    """Leaves the pipeline's call at its first step. Not an Exception, so that no
+    `except Exception` in a pipeline swallows it."""
 
 
 def _first_step(
     pipe: Any, row: Row, seeds: Sequence[int], call: dict[str, Any], batching: Batching
 ) -> list[torch.Tensor]:
-    """Latents and prediction of the scheduler's first step; empty if it is never stepped."""
+    """Returns latents and prediction at the scheduler's first step; empty if it never steps."""
     reached: list[torch.Tensor] = []
 
     def step(

@@ -1,4 +1,4 @@
-"""How a stock pipeline is called: B samples of one row, each from a seed of its own."""
+"""Calls a stock pipeline for B samples of one row, each from its own seed."""
 
 import inspect
 from collections.abc import Iterator, Sequence
@@ -17,30 +17,30 @@ from flowgrpo.data.samples import Sample
 from flowgrpo.pipelines.seams import patched_for_call
 
 COUNTS = ("num_images_per_prompt", "num_videos_per_prompt")
-"""Arguments by which pipelines take the number of samples per prompt."""
+"""Names that pipelines have for the argument with the number of samples per prompt."""
 
 
 @dataclass(kw_only=True, frozen=True)
 class Batching:
-    """How one call of a pipeline makes B samples of one row. `batching.Batchings` finds it."""
+    """How one call of a pipeline makes B samples of one row, as `batching.Batchings` finds out."""
 
     by_count: bool
-    """With an argument of COUNTS; otherwise the prompt is repeated B times."""
+    """Whether an argument of COUNTS is B; otherwise the prompt is repeated B times."""
     repeats_media: bool = False
-    """Images are repeated B times, too."""
+    """Whether image arguments are repeated B times."""
     one_per_call: bool = False
-    """The pipeline takes a single generator, so every sample is a call of its own."""
+    """Whether the pipeline takes a single generator, so that each sample needs its own call."""
 
 
 def generate(
     pipe: Any, row: Row, seeds: Sequence[int], call: dict[str, Any], batching: Batching
 ) -> list[Sample]:
-    """Samples of one row by the stock pipeline, one per seed of the initial noise.
+    """Returns samples of one row by the stock pipeline, one per seed of the initial noise.
 
     Args:
         row: its columns that are arguments of the pipeline's call (image, negative_prompt, ...)
-            are passed on; images as PIL, videos as lists of PIL frames.
-        call: further arguments of the pipeline, `num_inference_steps` among them.
+            are passed on: images as PIL, videos as lists of PIL frames.
+        call: further arguments of the pipeline, including `num_inference_steps`.
         batching: how this pipeline makes several samples with these arguments.
     """
     return list(outputs(pipe, row, seeds, {"output_type": "pil", **call}, batching)[0])
@@ -49,12 +49,12 @@ def generate(
 def outputs(
     pipe: Any, row: Row, seeds: Sequence[int], call: dict[str, Any], batching: Batching
 ) -> list[Any]:
-    """All fields that the pipeline returns, audio too, each with one entry per seed."""
-    parts = [[seed] for seed in seeds] if batching.one_per_call else [seeds]
-    made = [_fields(call_pipeline(pipe, row, part, call, batching)) for part in parts]
+    """Returns all fields of the pipeline's output, also audio, each with one entry per seed."""
+    batches = [[seed] for seed in seeds] if batching.one_per_call else [seeds]
+    results = [_fields(call_pipeline(pipe, row, batch, call, batching)) for batch in batches]
     return [
         torch.cat(field) if isinstance(field[0], torch.Tensor) else [s for f in field for s in f]
-        for field in zip(*made, strict=True)
+        for field in zip(*results, strict=True)
         if isinstance(field[0], (torch.Tensor, list))
     ]
 
@@ -62,7 +62,11 @@ def outputs(
 def call_pipeline(
     pipe: Any, row: Row, seeds: Sequence[int], call: dict[str, Any], batching: Batching
 ) -> Any:
-    """One call of the stock pipeline, with what it returns."""
+    """Calls the stock pipeline once for one sample per seed, and returns its output.
+
+    Raises:
+        ValueError: the batching needs an argument for the number of samples, but there is none.
+    """
     known = inspect.signature(type(pipe).__call__).parameters
     counts = [name for name in COUNTS if name in known]
     if batching.by_count and not counts:
@@ -83,10 +87,9 @@ def call_pipeline(
 
 
 def call_columns(pipe: Any, row: Row) -> dict[str, Any]:
-    """The row's columns that are arguments of the pipeline's call."""
-    known = inspect.signature(type(pipe).__call__).parameters
-    given = {k: v for k, v in row.columns.items() if v is not None}
-    return {k: v for k, v in given.items() if k in known and k not in SAMPLER_ARGUMENTS}
+    """Returns the row's columns that are arguments of the pipeline's call."""
+    names = inspect.signature(type(pipe).__call__).parameters.keys() - SAMPLER_ARGUMENTS
+    return {k: v for k, v in row.columns.items() if k in names and v is not None}
 
 
 def _fields(output: Any) -> tuple[Any, ...]:
@@ -100,15 +103,18 @@ def _is_repeated(name: str, value: Any, batching: Batching) -> bool:
 
 
 def _is_media(value: Any) -> bool:
-    """An image, or a list of images."""
+    """Whether an argument is an image, or a list of images."""
     first = value[0] if isinstance(value, list) and value else value
     return isinstance(first, Image.Image)
 
 
 @contextmanager
 def _seeded(pipe: Any) -> Iterator[None]:
-    """Within the block a pipeline that draws without a generator always draws the same, as some
-    VAEs do when they encode an image; the caller's random state is left alone."""
+    """Within the block the global random state has a fixed seed; afterwards it is as before.
+
+    Some pipelines draw without a generator, for example when their VAE encodes an image, and a
+    replay must draw the same again.
+    """
     devices = [pipe.device] if pipe.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed_for("pipeline"))

@@ -1,4 +1,4 @@
-"""Checks of the arguments of a pipeline's call."""
+"""Checks of the arguments for a pipeline's call, and warnings about unusual ones."""
 
 import inspect
 import re
@@ -13,8 +13,11 @@ from flowgrpo.pipelines.parts import find_denoisers, find_models
 def check_call(pipe: Any, section: str, call: dict[str, Any]) -> None:
     """Refuses arguments that the pipeline's call does not take.
 
+    Args:
+        section: config section of the arguments, for the message.
+
     Raises:
-        ConfigError: names the argument and the nearest one.
+        ConfigError: names the argument and the most similar one that exists.
     """
     known = [name for name in inspect.signature(type(pipe).__call__).parameters if name != "self"]
     for name in call.keys() - set(known):
@@ -23,42 +26,42 @@ def check_call(pipe: Any, section: str, call: dict[str, Any]) -> None:
 
 
 def call_warnings(pipe: Any, path: str | None, call: dict[str, Any], sample: Sample) -> list[str]:
-    """Sentences about settings that work, but hardly as meant.
+    """Returns warnings, one sentence each, about settings that work but are probably a mistake.
 
     Args:
-        path: the model's folder or name.
-        call: the arguments of sampling, `num_inference_steps` too.
-        sample: what they made.
+        path: folder or hub name of the model.
+        call: arguments of the call, including `num_inference_steps`.
+        sample: an image or video that the pipeline made with them.
     """
     found = []
-    if (mark := _distilled(pipe, path)) and call["num_inference_steps"] > 8:
+    if (evidence := _distillation_evidence(pipe, path)) and call["num_inference_steps"] > 8:
         found.append(
-            f"the model looks distilled ({mark}); such models are used at 1 to 8 steps, mostly 4, "
-            f"but sampling.num_inference_steps is {call['num_inference_steps']}."
+            f"sampling.num_inference_steps is {call['num_inference_steps']}, but the model looks "
+            f"distilled ({evidence}); such models are used with 1 to 8 steps, usually 4."
         )
     frames = frames_of(sample)
-    asked = {"width": frames[0].width, "height": frames[0].height}
-    asked |= {"num_frames": len(frames)} if is_video(sample) else {}
-    for name, made in asked.items():
-        if isinstance(call.get(name), int) and call[name] != made:
-            found.append(f"sampling.call.{name} is {call[name]}, but the pipeline makes {made}.")
-    native, area = _native_size(pipe), frames[0].width * frames[0].height
-    if native and not 0.5 <= area / native**2 <= 2:
+    width, height = frames[0].size
+    actual = {"width": width, "height": height}
+    actual |= {"num_frames": len(frames)} if is_video(sample) else {}
+    for name, value in actual.items():
+        if isinstance(call.get(name), int) and call[name] != value:
+            found.append(f"sampling.call.{name} is {call[name]}, but the pipeline makes {value}.")
+    native = _native_size(pipe)
+    if native and not 0.5 <= width * height / native**2 <= 2:
         found.append(
-            f"samples are {frames[0].width} x {frames[0].height}, but the model was made for "
-            f"{native} x {native}."
+            f"samples are {width} x {height}, but the model was made for {native} x {native}."
         )
     rate = inspect.signature(type(pipe).__call__).parameters.get("frame_rate")
     if rate is not None and "frame_rate" not in call:
         found.append(
-            f"the model is told {rate.default} frames a second by default; set frame_rate in "
-            "sampling.call, so that saved videos play at the same."
+            f"sampling.call has no frame_rate, so the model makes videos of {rate.default} frames "
+            "per second; set it, so that they are saved with the same rate."
         )
     return found
 
 
-def _distilled(pipe: Any, path: str | None) -> str:
-    """What says that a model was distilled to few steps: its configuration, or its name."""
+def _distillation_evidence(pipe: Any, path: str | None) -> str:
+    """Returns what suggests that a model was distilled to few steps; "" if nothing does."""
     if pipe.config.get("is_distilled"):
         return "is_distilled is true"
     models: dict[str, Any] = find_models(pipe)
@@ -69,7 +72,7 @@ def _distilled(pipe: Any, path: str | None) -> str:
 
 
 def _native_size(pipe: Any) -> int | None:
-    """Side of the pictures that the denoiser's configuration is made for, in pixels."""
+    """Returns the side in pixels of the square images that the denoiser was made for, if known."""
     scale = getattr(pipe, "vae_scale_factor", None)
     denoisers: dict[str, Any] = find_denoisers(pipe)
     sizes = [module.config.get("sample_size") for module in denoisers.values()]
@@ -79,10 +82,13 @@ def _native_size(pipe: Any) -> int | None:
 
 
 def check_frames(pipe: Any, section: str, call: dict[str, Any]) -> None:
-    """Refuses a frame count that the VAE's stride in time does not give.
+    """Refuses a number of frames that the VAE cannot decode, because of its stride in time.
+
+    Args:
+        section: config section of the arguments, for the message.
 
     Raises:
-        ConfigError: names the nearest two.
+        ConfigError: names the nearest two numbers that work.
     """
     count = call.get("num_frames")
     strides = [

@@ -1,7 +1,7 @@
-"""Stock diffusers pipelines from outside: open one, find its parts."""
+"""Opens a stock diffusers pipeline as a config describes it."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,14 @@ from flowgrpo.pipelines.parts import find_denoisers, find_models, modules_of
 
 
 def open_pipeline(config: ModelConfig, *, shard: bool = False) -> Any:
-    """Opens the pipeline of a config, with the scheduler, the VAE, the attention and the places of
-    its parts as the config wants them.
+    """Opens the pipeline of a config, with its scheduler, attention backend and VAE options set,
+    and its parts on the devices that the config describes.
 
     Args:
-        shard: denoisers stay on the CPU, for `fsdp.shard` to spread them over GPUs.
+        shard: whether denoisers stay on the CPU, because `fsdp.shard` will distribute them.
 
     Raises:
-        ConfigError: there is no path, or a setting that does not work with the pipeline or here.
+        ConfigError: there is no path, or a setting does not work with the pipeline or here.
         ValueError: the folder is missing or does not hold a diffusers pipeline.
     """
     if config.path is None:
@@ -38,32 +38,24 @@ def open_pipeline(config: ModelConfig, *, shard: bool = False) -> Any:
         place_parts(pipe, device, kept)
     elif shard:
         for module in modules_of(pipe).values():
-            if not any(module is denoiser for denoiser in kept):
+            if module not in kept:
                 module.to(device)
     if config.attention_backend:
         set_attention_backend(find_denoisers(pipe), config.attention_backend, device, dtype)
     if config.scheduler or config.scheduler_kwargs:
         pipe.scheduler = configured_scheduler(pipe, config)
-    vae = getattr(pipe, "vae", None)
-    for flag, method in (
-        (config.vae_slicing, "enable_slicing"),
-        (config.vae_tiling, "enable_tiling"),
-    ):
-        if flag:
-            if not hasattr(vae, method):
-                raise ConfigError(
-                    f"model.vae_{method.removeprefix('enable_')} is true, but the pipeline's VAE "
-                    f"({type(vae).__name__}) has no {method}; leave it out."
-                )
-            getattr(vae, method)()
+    if config.vae_slicing:
+        _enable_vae_option(pipe, "slicing")
+    if config.vae_tiling:
+        _enable_vae_option(pipe, "tiling")
     return pipe
 
 
 def device_of(config: ModelConfig) -> torch.device:
-    """The device that a config means.
+    """Returns the device that the pipeline runs on; `auto` is a GPU if there is one.
 
     Raises:
-        ConfigError: the CPU cannot do what the config asks for.
+        ConfigError: offloading is on, but the pipeline runs on the CPU.
     """
     name = config.device
     if name == "auto":
@@ -77,27 +69,31 @@ def device_of(config: ModelConfig) -> torch.device:
     return device
 
 
-def place_parts(pipe: Any, device: str | torch.device, kept: Iterable[nn.Module] = ()) -> None:
-    """Encoders and decoders wait on the CPU from now on, and are on the device while they work;
-    the models of the loop stay there, but for those `kept` where they are."""
-    models = find_models(pipe)
-    workers = {id(model) for model in models.values()}
-    for model in models.values():
-        if not any(model is other for other in kept):
+def place_parts(pipe: Any, device: str | torch.device, kept: Collection[nn.Module] = ()) -> None:
+    """Moves the models of the loop to the device, and offloads encoders and decoders to the CPU
+    except while they run.
+
+    Args:
+        kept: models of the loop that stay where they are.
+    """
+    models = find_models(pipe).values()
+    for model in models:
+        if model not in kept:
             wake(model, torch.device(device))
-    others = {id(part): part for part in modules_of(pipe).values() if id(part) not in workers}
-    offload(pipe, others.values(), models.values(), torch.device(device))
+    # A part may be held under several names, and must be offloaded once.
+    others = dict.fromkeys(part for part in modules_of(pipe).values() if part not in models)
+    offload(pipe, others, models, torch.device(device))
 
 
 def load_pipeline(path: str, dtype: torch.dtype, device: str | torch.device) -> Any:
-    """Opens a pipeline from a folder or a hub name; parts that it was saved without stay away.
+    """Opens a pipeline from a folder or a hub name; parts that it was saved without stay None.
 
     Raises:
         ValueError: the folder is missing or does not hold a diffusers pipeline.
     """
     path = str(Path(path).expanduser()) if path.startswith("~") else path
     folder = Path(path)
-    # A hub name is owner/name; anything else, and what lies in a folder that exists, is a path.
+    # A hub name is owner/name. Anything else is a path, and so is a name in an existing folder.
     is_path = path.startswith((".", "/")) or len(folder.parts) != 2 or folder.parent.is_dir()
     if is_path and not (folder / DiffusionPipeline.config_name).is_file():
         state = "that folder is no pipeline" if folder.exists() else "there is no such folder"
@@ -108,17 +104,20 @@ def load_pipeline(path: str, dtype: torch.dtype, device: str | torch.device) -> 
     try:
         absent = dict.fromkeys(absent_parts(path))
         pipe: Any = DiffusionPipeline.from_pretrained(path, dtype=dtype, **absent)
-    except Exception as error:  # the loaders of three libraries raise what they like
+    except Exception as error:  # the loaders of three libraries, each with its own exceptions
         reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         raise ValueError(
             f'model.path is "{path}", but it cannot be opened ({reason}); '
-            "give a whole pipeline folder, or check the hub name and your access."
+            "give a complete pipeline folder, or check the hub name and your access."
         ) from error
     return pipe.to(device)
 
 
 def absent_parts(path: str) -> list[str]:
-    """Parts that a pipeline folder was saved without; `from_pretrained` wants to be told."""
+    """Returns the names of the parts that a pipeline folder was saved without.
+
+    `from_pretrained` refuses such a folder unless these are passed as None.
+    """
     index = Path(path) / DiffusionPipeline.config_name
     if not index.is_file():
         return []
@@ -126,12 +125,29 @@ def absent_parts(path: str) -> list[str]:
 
 
 def configured_scheduler(pipe: Any, config: ModelConfig) -> Any:
-    """The pipeline's scheduler, or one of the class that the config names, by its configuration."""
+    """Returns a new scheduler with the configuration of the pipeline's, changed as the config says:
+    its class to `model.scheduler`, and its arguments by `model.scheduler_kwargs`.
+
+    Raises:
+        ConfigError: diffusers has no scheduler of that name.
+    """
     cls: Any = type(pipe.scheduler)
     if config.scheduler:
         cls = getattr(diffusers, config.scheduler, None)
         if not hasattr(cls, "set_timesteps"):
             known = [name for name in dir(diffusers) if name.endswith("Scheduler")]
-            hint = did_you_mean(config.scheduler, known, "use DDIMScheduler, say.")
+            hint = did_you_mean(config.scheduler, known, "use DDIMScheduler, for example.")
             raise ConfigError(f"model.scheduler is {config.scheduler}, but is unknown; {hint}")
     return cls.from_config(pipe.scheduler.config, **config.scheduler_kwargs)
+
+
+def _enable_vae_option(pipe: Any, option: str) -> None:
+    """Turns on `slicing` or `tiling` of the VAE."""
+    vae = getattr(pipe, "vae", None)
+    method = f"enable_{option}"
+    if not hasattr(vae, method):
+        raise ConfigError(
+            f"model.vae_{option} is true, but the pipeline's VAE ({type(vae).__name__}) has no "
+            f"{method}; leave it out."
+        )
+    getattr(vae, method)()

@@ -1,7 +1,7 @@
-"""Where weights wait: encoders, decoders and the models of rewards on the CPU, unless they work.
+"""Offloads a pipeline's encoders and decoders to the CPU while they do not run.
 
-Denoisers stay on the device. Diffusers' own `enable_model_cpu_offload` would move them too, to the
-CPU and back at the end of each call, so the moves are made here, by hooks on the modules.
+Denoisers stay on the device. diffusers' own `enable_model_cpu_offload` would move them as well, to
+the CPU at the end of each call and back, so this module has hooks of its own.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,67 +16,70 @@ from flowgrpo.core.devices import moved, rest, wake
 
 
 class Stages:
-    """Modules that are on the device only while they work, and wait on the CPU from now on.
+    """Modules that are moved to the CPU now, and are on the device only while they run.
 
-    A stage comes when it or a part of it is called, and stays until one of the `workers` is called
-    or `leave` is: encoders of one prompt are there together, and move once for both prompts of a
-    guided call.
+    A stage is moved to the device when it or a submodule of it is called, and stays until a module
+    of the loop or `leave` is called. So all text encoders are on the device together, and move
+    once for both prompts of a guided call.
 
     Args:
-        stages: whatever runs before or after the loop.
-        workers: the modules of the loop, which need the room; they stay where they are.
-        device: where all of them work.
+        stages: modules that run before or after the loop.
+        loop_modules: modules of the loop, which need the memory; they stay where they are.
+        device: device that all of them run on.
     """
 
     def __init__(
-        self, stages: Iterable[nn.Module], workers: Iterable[nn.Module], device: torch.device
+        self, stages: Iterable[nn.Module], loop_modules: Iterable[nn.Module], device: torch.device
     ):
         self.device = device
         self._awake: list[nn.Module] = []
         for stage in stages:
             rest(stage)
-            # Its parts too: some pipelines call these, and `decode` is no module's forward.
-            for part in stage.modules():
-                part.register_forward_pre_hook(self._waking(stage), with_kwargs=True)
-        for worker in workers:
-            worker.register_forward_pre_hook(lambda *_: self.leave())
+            # Submodules too: some pipelines call them directly, and a VAE's `decode` is not its
+            # forward, so only its submodules' hooks run.
+            for module in stage.modules():
+                module.register_forward_pre_hook(self._waking_hook(stage), with_kwargs=True)
+        for module in loop_modules:
+            module.register_forward_pre_hook(lambda *_: self.leave())
 
     def leave(self) -> None:
         """Sends the stages that are on the device back to the CPU."""
         while self._awake:
             rest(self._awake.pop())
 
-    def _waking(self, stage: nn.Module) -> Any:
-        def hook(part: nn.Module, args: Any, kwargs: Any) -> Any:
-            if any(stage is awake for awake in self._awake):
+    def _waking_hook(self, stage: nn.Module) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            if stage in self._awake:
                 return None
             wake(stage, self.device)
             self._awake.append(stage)
-            # Some pipelines put a stage's inputs where they find it. Its parts get their own
-            # containers, which they may write to.
-            return moved((args, kwargs), self.device) if part is stage else None
+            # Some pipelines put a stage's inputs on the device where they find the stage, the CPU.
+            # Submodules keep their own input containers, because some write to them.
+            return moved((args, kwargs), self.device) if module is stage else None
 
         return hook
 
 
 _stages: WeakKeyDictionary[Any, Stages] = WeakKeyDictionary()
+"""Stages of each offloaded pipeline."""
 
 
 def offload(
-    pipe: Any, stages: Iterable[nn.Module], workers: Iterable[nn.Module], device: torch.device
+    pipe: Any, stages: Iterable[nn.Module], loop_modules: Iterable[nn.Module], device: torch.device
 ) -> None:
-    """Lets the stages of a pipeline wait on the CPU; see `Stages`. Once for each pipeline."""
+    """Offloads the stages of a pipeline, as `Stages` describes; once per pipeline."""
     if pipe not in _stages:
-        _stages[pipe] = Stages(stages, workers, device)
+        _stages[pipe] = Stages(stages, loop_modules, device)
 
 
 def is_offloaded(pipe: Any) -> bool:
+    """Whether `offload` was called for the pipeline."""
     return pipe in _stages
 
 
 @contextmanager
 def offloaded_afterwards(pipe: Any) -> Iterator[None]:
-    """After the block no stage of an offloaded pipeline is on the device."""
+    """After the block, all stages of an offloaded pipeline are on the CPU."""
     try:
         yield
     finally:

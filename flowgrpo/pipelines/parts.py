@@ -10,11 +10,11 @@ from torch import nn
 from flowgrpo.core.errors import ConfigError
 
 DENOISER_NAMES = ("transformer", "unet")
-"""How the parts of a diffusers pipeline that denoise are called: these, or transformer_2, say."""
+"""Beginnings of the names of denoisers in diffusers pipelines; transformer_2 is one, too."""
 
 
 def modules_of(pipe: Any) -> dict[str, nn.Module]:
-    """Every module a pipeline holds, optional ones and those of its sub-pipelines too."""
+    """Returns every module of a pipeline by name, including optional ones and sub-pipelines'."""
     found: dict[str, nn.Module] = {}
     for name, part in vars(pipe).items():
         if isinstance(part, nn.Module):
@@ -25,7 +25,7 @@ def modules_of(pipe: Any) -> dict[str, nn.Module]:
 
 
 def find_models(pipe: Any) -> dict[str, nn.Module]:
-    """Diffusers models that may predict in the loop: all but those that only encode and decode."""
+    """Returns the diffusers models that may run in the loop: all but those that can decode."""
     return {
         name: module
         for name, module in modules_of(pipe).items()
@@ -34,14 +34,15 @@ def find_models(pipe: Any) -> dict[str, nn.Module]:
 
 
 def find_denoisers(pipe: Any, names: Sequence[str] | None = None) -> dict[str, nn.Module]:
-    """The models that can be trained: those with diffusers' names for a denoiser, and where the
-    pipeline has a LoRA loader, known to it.
+    """Returns the models that can be trained, by name: those with a denoiser's name in diffusers
+    that are known to the pipeline's LoRA loader, if it has one.
 
     Args:
-        names: only these.
+        names: the denoisers to return; default: all.
 
     Raises:
-        ValueError: there is none, or not one of such a name.
+        ValueError: the pipeline has no denoiser.
+        ConfigError: it has no denoiser of one of these names.
     """
     models = find_models(pipe)
     loadable = [name for name in getattr(pipe, "_lora_loadable_modules", []) if name in models]

@@ -1,7 +1,7 @@
 """Refuses schedulers and steps that cannot be taped.
 
-There is no list of supported schedulers: what a scheduler does in its first step is compared with
-what flowgrpo reads from it.
+There is no list of supported schedulers: a scheduler's first step is compared with the step that
+flowgrpo expects from what it reads of the scheduler.
 """
 
 import inspect
@@ -19,14 +19,15 @@ from flowgrpo.pipelines.scheduler import (
 )
 
 PREDICTIONS = ("flow_prediction", "epsilon", "v_prediction", "sample")
+"""Types of prediction that `scheduler.flow_coordinates` converts."""
 
 
 def check_scheduler(scheduler: Any) -> None:
-    """Refuses a scheduler whose steps cannot be taped; `check_first_step` refuses the rest.
+    """Refuses a scheduler whose interface cannot be taped; `check_first_step` tests its values.
 
     Raises:
-        ValueError: its step is not step(model_output, timestep, sample), or calls the denoiser more
-            than once.
+        ValueError: its step does not take (model_output, timestep, sample), or needs more than one
+            call of the denoiser.
     """
     name = type(scheduler).__name__
     arguments = list(inspect.signature(type(scheduler).step).parameters)[1:4]
@@ -43,7 +44,11 @@ def check_scheduler(scheduler: Any) -> None:
 
 
 def check_stochastic(index: int, position: Position) -> None:
-    """Raises ValueError where a step of the window cannot be stochastic, as the last one."""
+    """Refuses a step of the window that cannot be stochastic.
+
+    Raises:
+        ValueError: it is the last step, or does not reduce the noise within (0, 1].
+    """
     if not 0 < position.sigma_next < position.sigma <= 1:
         raise ValueError(
             f"step {index} goes from sigma {position.sigma:.4g} to {position.sigma_next:.4g}, but "
@@ -60,24 +65,31 @@ def check_first_step(
     latents: Tensor,
     result: Tensor,
 ) -> None:
-    """Proves that the scheduler is read rightly: its first step must be the noiseless step.
+    """Checks that the scheduler is read correctly: its first step must be the ODE's step.
 
-    A multistep solver has no past there, so every deterministic scheduler takes the ODE's step.
+    A multistep solver has no history there, so every deterministic scheduler takes that step.
+
+    Args:
+        sde_step: the stochastic step, which is the ODE's at noise level 0.
+        model_output: (B, ...) the denoiser's prediction.
+        latents: (B, ...) before the step.
+        result: (B, ...) after the scheduler's own step.
 
     Raises:
-        ValueError: it does not; it draws noise of its own, or has a parametrisation of its own.
+        ValueError: it differs: the scheduler draws noise, clips, or has another parametrisation.
     """
     x, velocity = flow_coordinates(scheduler, model_output, latents, position)
     expected = sde_step(x, velocity, position.sigma, position.sigma_next, 0.0).mean
     off = _rms(expected * position.scale_next - result.float())
     moved = _rms(result.float() - latents.float())
     rounding = torch.finfo(result.dtype).eps * max(_rms(latents.float()), _rms(result.float()))
+    # Latents that are not finite are reported elsewhere, with what to do about them.
     if result.isfinite().all() and not off <= 0.05 * moved + rounding:
         raise ValueError(
             f"scheduler is {type(scheduler).__name__}, but its first step is {off:.1e} away from "
-            "the deterministic one: it draws noise of its own, clips, or is of another kind; set "
-            "model.scheduler to DDIMScheduler or EulerDiscreteScheduler, say, and "
-            "model.scheduler_kwargs to {clip_sample: false} if it clips."
+            "the deterministic one: it draws noise of its own, clips, or has another "
+            "parametrisation; set model.scheduler to DDIMScheduler or EulerDiscreteScheduler, for "
+            "example, and model.scheduler_kwargs to {clip_sample: false} if it clips."
         )
 
 

@@ -1,7 +1,7 @@
 """Every patch of a live object in flowgrpo, as context managers that undo it.
 
-The stock pipeline is the policy, so nothing of it is copied or subclassed. What has to change for
-the length of one call is changed here, on the *instance*: the scheduler's `step`, the denoisers'
+The stock pipeline is the policy, so none of its code is copied or subclassed. Whatever must differ
+during one call is patched here, on the *instance*: the scheduler's `step`, the denoisers'
 `forward`, `encode_prompt`, the VAE's `decode`, the progress bar. No other file patches anything.
 """
 
@@ -38,11 +38,12 @@ def patched(owner: Any, attribute: str, value: Any) -> Iterator[None]:
 def patched_loop(
     scheduler: Any, models: Mapping[str, nn.Module], step: Callable, forward: Callable
 ) -> Iterator[None]:
-    """Within the block `step` and `forward` stand in for a denoising loop's stock methods.
+    """Within the block `step` and `forward` replace the stock methods of a denoising loop.
 
     Args:
-        step: `step(scheduler, model_output, timestep, sample, ...)`.
-        forward: `forward(name, stock, *args, **kwargs)`, for each of `models` by name.
+        models: every model that the loop calls, by name.
+        step: called as `step(scheduler, model_output, timestep, sample, ...)`.
+        forward: called as `forward(name, stock, *args, **kwargs)`, with the stock forward.
     """
     with patched_step(scheduler, step), patched_forwards(models, forward):
         yield
@@ -50,7 +51,7 @@ def patched_loop(
 
 @contextmanager
 def patched_step(scheduler: Any, step: Callable) -> Iterator[None]:
-    """Within the block `step(scheduler, ...)` stands in for the scheduler's `step`."""
+    """Within the block `step(scheduler, ...)` replaces the scheduler's `step`."""
 
     # A bound method rather than a closure: a pipeline that deep-copies its scheduler (LTX-2, for
     # its audio) gets a copy whose step is bound to the copy. `wraps` keeps the signature, which
@@ -65,11 +66,11 @@ def patched_step(scheduler: Any, step: Callable) -> Iterator[None]:
 
 @contextmanager
 def patched_forwards(models: Mapping[Any, nn.Module], forward: Callable) -> Iterator[None]:
-    """Within the block `forward(key, stock, ...)` stands in for the forward of each model."""
+    """Within the block `forward(key, stock, ...)` replaces the forward of each model."""
     with ExitStack() as stack:
         for key, module in models.items():
-            # A sharded module gathers its weights in hooks around `forward`. `_call_impl` runs
-            # outside them, so that a step whose output comes from the tape gathers nothing.
+            # A sharded module gathers its weights in hooks around `forward`. `_call_impl` is called
+            # outside of them, so a step whose output comes from the tape gathers nothing.
             seam = "_call_impl" if is_sharded(module) else "forward"
             stock = getattr(module, seam)
             wrapped = functools.wraps(stock)(partial(forward, key, stock))
@@ -79,8 +80,8 @@ def patched_forwards(models: Mapping[Any, nn.Module], forward: Callable) -> Iter
 
 @contextmanager
 def patched_encode_prompt(pipe: Any, encode: Callable) -> Iterator[None]:
-    """Within the block `encode(stock, *args, **kwargs)` stands in for `pipe.encode_prompt`, if it
-    has one."""
+    """Within the block `encode(stock, *args, **kwargs)` replaces `pipe.encode_prompt`, if there is
+    such a method."""
     stock = getattr(pipe, "encode_prompt", None)
     if stock is None:
         yield
@@ -99,7 +100,7 @@ def patched_for_call(pipe: Any) -> Iterator[None]:
 
 @contextmanager
 def _float32_decoding(pipe: Any) -> Iterator[None]:
-    """Such VAEs overflow in half precision. Encoding is left to the pipeline itself."""
+    """Such a VAE overflows in half precision. Encoding is left to the pipeline, as in stock use."""
     vae = getattr(pipe, "vae", None)
     if vae is None or not vae.config.get("force_upcast") or vae.dtype == torch.float32:
         yield
@@ -139,7 +140,7 @@ def as_unsharded(module: Any) -> Iterator[None]:
 
 @contextmanager
 def restored_flags(modules: Iterable[nn.Module], flags: Iterable[str]) -> Iterator[None]:
-    """After the block these attributes of the modules have the values that they had before."""
+    """After the block, these attributes of the modules have the values that they had before it."""
     names = tuple(flags)
     before = [(m, name, getattr(m, name)) for m in modules for name in names if hasattr(m, name)]
     try:

@@ -14,16 +14,16 @@ from flowgrpo.pipelines.offload import is_offloaded
 from flowgrpo.pipelines.seams import patched_encode_prompt
 
 MAX_BYTES = 2**30
-"""Of cached embeddings; they lie on the pipeline's device, or on the CPU if it is offloaded."""
+"""Largest size of the cache. Embeddings stay on the pipeline's device; offloaded, on the CPU."""
 
 
 class PromptCache:
-    """What `pipe.encode_prompt` returned, by its arguments; the least recently used goes first."""
+    """Results of `pipe.encode_prompt` by its arguments; evicts the least recently used first."""
 
     def __init__(self, pipe: Any):
         self.pipe = pipe
         self.entries: OrderedDict[Any, Any] = OrderedDict()
-        """(value, device of each of its tensors) by key."""
+        """(result, devices of its tensors) by key."""
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -32,8 +32,8 @@ class PromptCache:
             yield
 
     def _encode(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        # One micro-batch holds one prompt, so nothing is re-batched or re-padded: the arguments
-        # decide the result. Tensors and images have no cheap key, so their calls are not cached.
+        # A micro-batch holds one prompt, so nothing is batched or padded with other prompts: the
+        # arguments determine the result. Calls with tensors or images have no cheap key.
         key = _key((args, tuple(sorted(kwargs.items()))))
         if key is None:
             return stock(*args, **kwargs)
@@ -54,7 +54,8 @@ def _tensor_bytes(value: Any) -> int:
 
 
 def _key(value: Any) -> Any:
-    """`value` as a hashable key; None if it holds tensors or images."""
+    """Returns `value` as a hashable key; None if it holds tensors or images."""
+    # With the type: 1, 1.0 and True are equal, but need not be encoded alike.
     if isinstance(value, (str, int, float, bool, torch.device, torch.dtype, type(None))):
         return (type(value), value)
     if isinstance(value, Mapping):

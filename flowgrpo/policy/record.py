@@ -1,8 +1,8 @@
 """Records a stock pipeline's denoising loop on a tape.
 
-Outside the stochastic window the scheduler's own step decides, bit-equal to the stock pipeline.
-Inside it one Gaussian step is drawn and written down. Denoiser outputs that a replay will not
-compute again are kept.
+Outside the stochastic window the scheduler's own step counts, bit-equal to the stock pipeline.
+Inside it, the next latents are drawn from a Gaussian, which is recorded. Denoiser outputs that a
+replay will not compute again are kept.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -35,9 +35,10 @@ def record(
 
     Args:
         models: every model whose outputs the loop uses, by name.
+        tape: an empty tape.
         noise: draws the noise of window steps.
-        gradients: autograd is on during a window step's denoiser calls, as in a replay, and what
-            it keeps is dropped at once: a compiled denoiser rounds differently without.
+        gradients: whether autograd is on during denoiser calls of window steps, as in a replay,
+            because a compiled denoiser rounds differently without; the graph is dropped at once.
 
     Raises:
         ValueError: the pipeline has no standard denoising loop, or the window does not fit it.
@@ -49,7 +50,7 @@ def record(
 
 
 class _Recorder:
-    """Stands in for the methods of a loop while it is recorded."""
+    """The methods that replace those of a loop while it is recorded."""
 
     def __init__(self, pipe: Any, tape: Tape, noise: NoiseFunction, gradients: bool):
         self.name = type(pipe).__name__
@@ -67,11 +68,11 @@ class _Recorder:
         tape.recorded_forwards += 1
         if tape.window:
             kept = tape.outputs.setdefault((name, iteration), [])
-            # Window steps run again in a replay, and so do calls that return caches, which belong
-            # to their own run. Nothing behind the window is ever replayed.
-            reruns = iteration in tape.window or not _is_plain(output)
-            is_behind = iteration > max(tape.window)
-            kept.append(None if reruns or is_behind else detached_copy(output))
+            # Window steps run again in a replay, and so do calls that return a cache, which belongs
+            # to its own run. Nothing after the window is ever replayed.
+            runs_again = iteration in tape.window or not _is_plain(output)
+            is_after = iteration > max(tape.window)
+            kept.append(None if runs_again or is_after else detached_copy(output))
         return output
 
     def step(
@@ -83,7 +84,7 @@ class _Recorder:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """The scheduler's step: its own outside the window, a Gaussian's draw inside it."""
+        """The scheduler's step: the stock step outside the window, a Gaussian draw inside it."""
         tape = self.tape
         index, stream = self.counter.tick(scheduler)
         stock = type(scheduler).step
@@ -106,12 +107,12 @@ class _Recorder:
         return result
 
     def finish(self) -> None:
-        """Checks the finished loop against the window."""
+        """Checks that the finished loop has steps, and that the window fits it."""
         tape, iterations = self.tape, self.counter.iteration
         tape.iterations = iterations
         if not iterations:
             raise ValueError(
-                f"{self.name} never calls its scheduler's step, but that is where noise goes; only "
+                f"{self.name} never calls its scheduler's step, but noise is added there; only "
                 "pipelines with a standard denoising loop can be trained."
             )
         if tape.window and max(tape.window) > iterations - 2:
@@ -122,10 +123,10 @@ class _Recorder:
             )
 
     def _check(self, step: Step, scheduler: Any, model_output: Tensor) -> None:
-        """The scheduler is one whose steps flowgrpo reads correctly."""
+        """Checks that flowgrpo reads the scheduler's steps correctly."""
         _check_progress(self.name, self.tape.steps.get((step.index - 1, step.stream)), step)
-        # A multistep solver has no past in its first step, nor after a window step, where it is
-        # reset; there it must agree with the noiseless step. Later it may well be of higher order.
+        # A multistep solver has no history in its first step, nor after a window step, which resets
+        # it; so these must be the deterministic step. Later steps may be of higher order.
         if step.index == 0 or step.index - 1 in self.tape.window:
             check_first_step(
                 SDE_STEPS[self.tape.sde],
@@ -137,11 +138,11 @@ class _Recorder:
             )
 
     def _draw(self, step: Step, scheduler: Any, model_output: Tensor) -> None:
-        """Draws the next latents of a window step, and writes down their Gaussian."""
+        """Draws the next latents of a window step, and records their Gaussian."""
         check_stochastic(step.index, step.position)
         mean, std, velocity = self.tape.transition(step, scheduler, model_output)
         noise = self.noise(step.index, step.stream, step.latents.shape).to(step.latents.device)
-        # Rounded before its log-prob is taken: in bf16 the rounding alone would move the ratio.
+        # Rounded before any log-prob is computed: in bf16 the rounding alone would move the ratio.
         step.next_latents = (mean + std * noise).to(step.next_latents.dtype)
         step.mean, step.std = mean.detach(), std
         step.velocity_rms = velocity.detach().float().flatten(1).square().mean(dim=1).sqrt()
@@ -149,7 +150,7 @@ class _Recorder:
 
 
 def _check_progress(name: str, before: Step | None, step: Step) -> None:
-    """Each step must start where the one before ended, up to timesteps that are rounded."""
+    """Checks that a step starts where the one before ended, except for rounded timesteps."""
     if before is None:
         return
     moved = abs(step.position.sigma - before.position.sigma)
@@ -162,7 +163,7 @@ def _check_progress(name: str, before: Step | None, step: Step) -> None:
 
 
 def _is_plain(output: Any) -> bool:
-    """Only tensors, in tuples or model outputs; a cache object belongs to its own run."""
+    """Whether an output holds nothing but tensors, in tuples or model outputs."""
     return all(isinstance(leaf, Tensor) or leaf is None for leaf in tree_leaves(output))
 
 

@@ -1,9 +1,9 @@
 """Replays a taped denoising loop with gradients.
 
-The whole loop of the stock pipeline runs again on the taped latents. In the window the denoiser
-really runs, and the Gaussian of that step goes to the caller; elsewhere the taped output stands in.
-The call is left after the last window step, since nothing behind it is trained. So guidance,
-embeddings, packing and loop counters are the pipeline's own code in training too.
+The stock pipeline's loop runs again on the taped latents. In the window the denoiser runs, and the
+step's Gaussian is passed to the caller; elsewhere the taped output replaces it. The call is left
+after the last window step, since nothing later is trained. So guidance, embeddings, packing and
+loop counters are the pipeline's own code in training too.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -31,13 +31,13 @@ def play(
     *,
     gradients: bool = True,
 ) -> Iterator[None]:
-    """Within the block, a call of `pipe` replays `tape` and hands every window step to `on_step`.
+    """Within the block, a call of `pipe` replays `tape` and passes every window step to `on_step`.
 
     Args:
-        models: those of the recording, by name.
-        on_step: may run backward. Each step starts from taped latents, so its graph is its own.
-        gradients: autograd is on from a window step's first denoiser call to its scheduler step,
-            also under the `no_grad` of the pipeline's own call.
+        models: the models of the recording, by name.
+        on_step: may run backward. Each step starts from taped latents, so its graph is separate.
+        gradients: whether autograd is on from a window step's first denoiser call to its scheduler
+            step, although the pipeline's call runs under `no_grad`.
 
     Raises:
         ReplayError: the schedule or the latents differ from the tape.
@@ -54,24 +54,24 @@ def play(
 
 
 class _LastStepPlayed(BaseException):
-    """Leaves the pipeline's call once nothing is left to train. Not an Exception: no `except
-    Exception` inside a pipeline may swallow it."""
+    """Leaves the pipeline's call once nothing is left to train. Not an Exception, so that no
+    `except Exception` in a pipeline swallows it."""
 
 
 class _Player:
-    """Stands in for the methods of a loop while it is replayed."""
+    """The methods that replace those of a loop while it is replayed."""
 
     def __init__(self, pipe: Any, tape: Tape, on_step: StepFunction, gradients: bool):
         self.pipe, self.tape, self.on_step, self.gradients = pipe, tape, on_step, gradients
         self.counter = LoopCounter(pipe.scheduler)
         self.num_streams = max(stream for _, stream in tape.steps) + 1
         self.stepped: list[tuple[Step, Transition]] = []
-        """Streams of the current iteration that have been stepped."""
+        """Streams of the current window step that have been stepped so far."""
         self.calls: dict[tuple[str, int], int] = {}
-        """Denoiser calls so far, by (module name, iteration)."""
+        """Number of denoiser calls so far, by (module name, iteration)."""
 
     def forward(self, name: str, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A denoiser's forward: runs in the window; elsewhere the taped output stands in."""
+        """A denoiser's forward: runs in the window; elsewhere returns the taped output."""
         tape, iteration = self.tape, self.counter.iteration
         kept = tape.outputs.get((name, iteration), [])
         number = self.calls.get((name, iteration), 0)
@@ -79,14 +79,13 @@ class _Player:
         if number >= len(kept):
             raise ReplayError(
                 f"{name} is called {number + 1} times in step {iteration}, but {len(kept)} times "
-                "in the rollout; the loop must depend on nothing but its inputs."
+                "in its rollout; the loop must depend on nothing but its inputs."
             )
         if kept[number] is not None:
             return detached_copy(kept[number])
         tape.replayed_forwards += 1
-        # Switched on here and off in `step`, not for the length of this call: what the pipeline
-        # does between the two (guidance, rescaling) must be part of the graph, and its own call
-        # runs under no_grad.
+        # Switched on here and off in `_hand_over`, not just for this call: what the pipeline does
+        # in between (guidance, rescaling) must be part of the graph, but runs under no_grad.
         torch.set_grad_enabled(self.gradients and iteration in tape.window)
         return stock(*args, **kwargs)
 
@@ -99,7 +98,7 @@ class _Player:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """The scheduler's step: keeps its books, and gives the taped next latents."""
+        """The scheduler's step: advances its counters, and returns the taped next latents."""
         tape = self.tape
         index, stream = self.counter.tick(scheduler)
         taped = tape.steps[index, stream]
@@ -114,7 +113,7 @@ class _Player:
         return with_previous_sample(result, taped.next_latents.clone())
 
     def _hand_over(self, index: int) -> None:
-        """Gives a finished window step to `on_step`."""
+        """Passes a complete window step to `on_step`, and ends its graph."""
         self.on_step(*_joined(self.stepped))
         self.stepped.clear()
         torch.set_grad_enabled(False)
@@ -123,6 +122,7 @@ class _Player:
             raise _LastStepPlayed
 
     def _check(self, taped: Step, position: Position, sample: Tensor) -> None:
+        """Checks that a step has the schedule and the latents of its rollout."""
         where = f"{type(self.pipe).__name__} step {taped.index}"
         if position != taped.position:
             raise ReplayError(
@@ -138,37 +138,36 @@ class _Player:
 
 
 def _joined(stepped: list[tuple[Step, Transition]]) -> tuple[Step, Transition]:
-    """Latents that are stepped together (video and audio, for example) as one step, (B, D).
+    """Joins streams that are stepped together, for example video and audio, into one step (B, D).
 
-    Every stream is scaled to the first one's std, so that one number is the std of all: this moves
-    the log-prob by a constant, and no ratio.
+    Every stream is scaled to the std of the first, so that a single std holds for all: this shifts
+    the log-prob by a constant, which cancels in ratios.
     """
     if len(stepped) == 1:
         return stepped[0]
     steps = [step for step, _ in stepped]
     transitions = [transition for _, transition in stepped]
     std = transitions[0].std
-    units = [std / transition.std for transition in transitions]
+    scales = [std / transition.std for transition in transitions]
 
-    def flat(tensors: list[Tensor], scales: list[float]) -> Tensor:
-        parts = [t.float().flatten(1) * s for t, s in zip(tensors, scales, strict=True)]
+    def flat(tensors: list[Tensor], factors: list[float]) -> Tensor:
+        parts = [t.float().flatten(1) * f for t, f in zip(tensors, factors, strict=True)]
         return torch.cat(parts, dim=1)
 
     joint = replace(
         steps[0],
-        latents=flat([step.latents for step in steps], units),
-        next_latents=flat([step.next_latents for step in steps], units),
-        mean=flat([step.mean for step in steps if step.mean is not None], units),
+        latents=flat([step.latents for step in steps], scales),
+        next_latents=flat([step.next_latents for step in steps], scales),
+        mean=flat([step.mean for step in steps if step.mean is not None], scales),
     )
-    mean = flat([transition.mean for transition in transitions], units)
-    velocity = flat([transition.velocity for transition in transitions], [1.0] * len(units))
+    mean = flat([transition.mean for transition in transitions], scales)
+    velocity = flat([transition.velocity for transition in transitions], [1.0] * len(scales))
     return joint, Transition(mean, std, velocity)
 
 
 def _detach_state(owner: Any, depth: int = 4) -> None:
-    """Detaches what a pipeline's own objects carry to the next step, such as a guider's momentum.
-
-    That is state: no gradient flows back into the step it came from, whose graph is gone.
+    """Detaches tensors that a pipeline's own objects carry to the next step, such as a guider's
+    momentum: no gradient can flow back into the step they come from, whose graph is gone.
     """
     if isinstance(owner, (nn.Module, type)) or type(owner).__module__.startswith("transformers"):
         return

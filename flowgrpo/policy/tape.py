@@ -1,7 +1,7 @@
-"""The tape: what a denoising loop did, step by step, so that it can be replayed with gradients.
+"""The tape: a denoising loop, recorded step by step so that it can be replayed with gradients.
 
-`record.record` writes it while a stock pipeline samples, `replay.play` reads it.
-Letters in shapes: B samples of a micro-batch, `...` the pipeline's own latent layout.
+`record.record` writes it while a stock pipeline samples, and `replay.play` reads it.
+Shapes: B samples of a micro-batch, `...` the pipeline's own latent layout.
 """
 
 from collections.abc import Callable, Collection
@@ -27,36 +27,41 @@ class Transition(NamedTuple):
     """The Gaussian of one stochastic step, and the prediction it comes from."""
 
     mean: Tensor
-    """(B, ...) float32."""
+    """(B, ...) float32 mean of the next latents."""
     std: float
+    """Standard deviation, sqrt(dt) included."""
     velocity: Tensor
     """(B, ...) guided prediction, eps - x0, in flow coordinates."""
 
 
 @dataclass(kw_only=True)
 class Step:
-    """What happened in one step of the loop, for one stream of latents."""
+    """One recorded step of the loop, for one stream of latents."""
 
     index: int
     """Iteration of the loop, from 0."""
     stream: int
-    """Which latents, if a pipeline steps several together; 0 are its own scheduler's."""
+    """Index of the latents if a pipeline steps several together; 0 is its own scheduler's."""
     position: Position
+    """Start and end of the step, in flow coordinates."""
     latents: Tensor
-    """(B, ...) before the step."""
+    """(B, ...) latents before the step."""
     next_latents: Tensor
-    """(B, ...) after the step, in the pipeline's dtype."""
+    """(B, ...) latents after the step, in the pipeline's dtype."""
     mean: Tensor | None = None
     """(B, ...) float32 mean of the Gaussian; None outside the window."""
     std: float = 0.0
+    """Standard deviation of the Gaussian; 0 outside the window."""
     velocity_rms: Tensor | None = None
     """(B,) root mean square of the velocity; None outside the window."""
 
     def to(self, device: torch.device) -> "Step":
+        """Returns the same step with its tensors on `device`."""
         return replace(self, **moved(vars(self), device))
 
     @property
     def key(self) -> tuple[int, int]:
+        """(iteration, stream), the key of the step on its tape."""
         return self.index, self.stream
 
 
@@ -65,40 +70,41 @@ class Tape:
     """A recorded call of a pipeline for B samples of one row."""
 
     sde: str
-    """Name of the stochastic step, of `algorithms.sde.SDE_STEPS`."""
+    """Name of the stochastic step in `algorithms.sde.SDE_STEPS`."""
     noise_level: float
+    """Noise level of the stochastic step; 0 empties the window."""
     window: Collection[int]
-    """Steps that are stochastic, and trained; empty for the stock sampler, and with noise level 0,
-    since a step without noise has no density."""
+    """Indices of the steps that are stochastic and trained; empty for the stock sampler."""
     steps: dict[tuple[int, int], Step] = field(default_factory=dict)
-    """By (iteration, stream); stream 0 is the pipeline's own scheduler."""
+    """Steps by (iteration, stream); stream 0 is the pipeline's own scheduler."""
     outputs: dict[tuple[str, int], list[Any]] = field(default_factory=dict)
-    """Denoiser outputs by (module name, iteration), in order of call."""
-
+    """Denoiser outputs by (module name, iteration), in the order of the calls; None for a call that
+    a replay runs again, or never reaches."""
     iterations: int = 0
-    """Length of the pipeline's loop."""
+    """Number of steps of the pipeline's loop."""
     recorded_forwards: int = 0
+    """Number of denoiser calls of the rollout."""
     replayed_forwards: int = 0
-    """Denoiser calls that really ran, over all replays."""
+    """Number of denoiser calls of all replays, without those whose output came from the tape."""
 
     def __post_init__(self) -> None:
-        if self.noise_level == 0:
+        if self.noise_level == 0:  # a step without noise has no density, so it cannot be trained
             self.window = range(0)
 
     def to(self, device: torch.device | str) -> "Tape":
-        """The same tape with its tensors on `device`; what is there already is shared."""
+        """Returns the same tape with its tensors on `device`; those already there are shared."""
         target = torch.device(device)
         steps = {key: step.to(target) for key, step in self.steps.items()}
         return replace(self, steps=steps, outputs=moved(self.outputs, target))
 
     @property
     def window_steps(self) -> list[Step]:
+        """The stochastic steps, in the order of the loop."""
         return [step for (index, _), step in sorted(self.steps.items()) if index in self.window]
 
     def transition(self, step: Step, scheduler: Any, model_output: Tensor) -> Transition:
-        """The Gaussian of a window step, in the scheduler's own scale."""
+        """Returns the Gaussian of a window step, in the scheduler's own scale."""
         at = step.position
         x, velocity = flow_coordinates(scheduler, model_output, step.latents, at)
-        gaussian = SDE_STEPS[self.sde](x, velocity, at.sigma, at.sigma_next, self.noise_level)
-        scale = at.scale_next
-        return Transition(gaussian.mean * scale, gaussian.std * scale, velocity)
+        mean, std = SDE_STEPS[self.sde](x, velocity, at.sigma, at.sigma_next, self.noise_level)
+        return Transition(mean * at.scale_next, std * at.scale_next, velocity)

@@ -9,21 +9,23 @@ from torch import nn
 
 from flowgrpo.core.errors import ConfigError
 from flowgrpo.core.train_config import LoraSettings, TrainConfig
-from flowgrpo.pipelines.lora import ADAPTER, add_lora, load_lora, train_in_float32
+from flowgrpo.pipelines.lora import ADAPTER, add_lora, train_in_float32
+from flowgrpo.pipelines.lora_files import load_lora
 from flowgrpo.pipelines.parts import find_denoisers
 
 
 def make_trainable(
     pipe: Any, denoisers: Mapping[str, Any], train: TrainConfig, lora_seed: int
 ) -> None:
-    """Unfreezes what `train` asks for; the rest of the pipeline is expected to be frozen.
+    """Makes the weights that `train` selects trainable; expects the whole pipeline to be frozen.
 
     Args:
-        denoisers: those that are trained, by name.
+        denoisers: the modules to train, by name.
         lora_seed: seed of a new LoRA's initial weights.
 
     Raises:
-        ConfigError: weights of a wrong dtype, a LoRA that does not fit, no gradient checkpointing.
+        ConfigError: the weights have the wrong dtype, the LoRA to start from does not fit, or a
+            denoiser has no gradient checkpointing.
         ValueError: no layer matches `train.lora.targets`.
     """
     if train.lora is None:
@@ -47,9 +49,9 @@ def make_trainable(
 
 def _train_all_weights(denoisers: Mapping[str, Any]) -> None:
     weights = (p for denoiser in denoisers.values() for p in denoiser.parameters())
-    if odd := {p.dtype for p in weights} - {torch.float32}:
+    if others := {p.dtype for p in weights} - {torch.float32}:
         raise ConfigError(
-            f"train.lora is null with weights in {odd.pop()}, but all weights are trained "
+            f"train.lora is null and weights are in {others.pop()}, but all weights are trained "
             "in float32; set model.dtype to float32, or train a LoRA."
         )
     for module in denoisers.values():
@@ -57,21 +59,21 @@ def _train_all_weights(denoisers: Mapping[str, Any]) -> None:
 
 
 def _load_start(pipe: Any, denoisers: Mapping[str, Any], folder: Path, lora: LoraSettings) -> None:
-    """Continues from the LoRA in `folder`."""
+    """Loads the LoRA in `folder`, from which training continues."""
     loaded = load_lora(pipe, folder)
     for module in find_denoisers(pipe).values():
         module.requires_grad_(False)
     if others := set(loaded) - {*denoisers}:
         raise ConfigError(
-            f"train.lora.start is {folder}, with weights for {', '.join(sorted(others))}, but "
-            f"only {', '.join(denoisers)} is trained; take them out of the file."
+            f"train.lora.start is {folder}, which has weights for {', '.join(sorted(others))}, but "
+            f"only {', '.join(denoisers)} is trained; remove the others from the file."
         )
     for name, module in denoisers.items():
         config = getattr(module, "peft_config", {}).get(ADAPTER)
         if config is None:
             raise ConfigError(
-                f"train.lora.start is {folder}, but holds nothing for {name}; it has "
-                f"{', '.join(loaded) or 'no LoRA'}."
+                f"train.lora.start is {folder}, but has no weights for {name}, only for "
+                f"{', '.join(loaded) or 'none'}; choose another folder."
             )
         if (config.r, config.lora_alpha) != (lora.rank, lora.alpha):
             raise ConfigError(
@@ -82,12 +84,14 @@ def _load_start(pipe: Any, denoisers: Mapping[str, Any], folder: Path, lora: Lor
 
 
 def _enable_gradients_in_eval(module: nn.Module) -> None:
-    """Puts single parts in training mode whose evaluation mode lets no gradient through.
+    """Puts those submodules in training mode whose evaluation mode lets no gradient through.
 
-    Some, such as routed experts, switch to a faster method under `no_grad` in evaluation: correct
-    values, and gradients that are silently wrong. A check proves that the values stay the same.
+    Some, such as routed experts, call a faster method under `no_grad` in evaluation mode: values
+    are correct, but gradients silently wrong. `check` proves that the values stay the same.
     """
     for part in module.modules():
+        # Recognised by their code, not by a list of classes: the forward reads `self.training`, and
+        # the class has a method under no_grad.
         forward = getattr(type(part).forward, "__code__", None)
         branches = forward is not None and "training" in forward.co_names
         methods = [m for cls in type(part).__mro__ for n, m in vars(cls).items() if n != "forward"]

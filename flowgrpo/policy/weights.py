@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 @contextmanager
 def reference(policy: "Policy") -> Iterator[None]:
-    """Within the block the policy is what it was before training.
+    """Within the block the policy is the reference: the model as it was before training.
 
-    With a fresh LoRA that is the base model: the adapter is off. Sets peft's switch on each layer
-    itself, since the public `enable_adapters` also changes requires_grad.
+    That is the base model with the adapter switched off, or `policy.start` if there is one.
     """
     if policy.start is not None:
         with trained_values(policy, policy.start):
             yield
         return
+    # peft's public `enable_adapters` would also change requires_grad, so this sets its switch.
     layers = [
         m for d in policy.denoisers.values() for m in d.modules() if isinstance(m, BaseTunerLayer)
     ]
@@ -40,16 +40,19 @@ def reference(policy: "Policy") -> Iterator[None]:
 
 @contextmanager
 def inference_weights(policy: "Policy", average: dict[str, Tensor] | None = None) -> Iterator[None]:
-    """Within the block the weights are what a user will load: the average, if there is one, and an
-    adapter in the dtype of its layers, to which diffusers casts what it loads."""
+    """Within the block the weights are those that a user will load.
+
+    They are the average, if there is one, and an adapter has the dtype of its layers, because
+    diffusers casts an adapter to it on loading.
+    """
     values = average or {name: p.data for name, p in policy.parameters.items()}
     dtypes = {
         f"{name}.{key}": dtype
         for name, module in policy.denoisers.items()
         for key, dtype in inference_dtypes(module).items()
     }
-    loaded = {name: value.to(dtypes.get(name, value.dtype)) for name, value in values.items()}
-    with trained_values(policy, loaded):
+    cast = {name: value.to(dtypes.get(name, value.dtype)) for name, value in values.items()}
+    with trained_values(policy, cast):
         yield
 
 
@@ -57,7 +60,8 @@ def inference_weights(policy: "Policy", average: dict[str, Tensor] | None = None
 def trained_values(policy: "Policy", values: dict[str, Tensor]) -> Iterator[None]:
     """Within the block the trained weights have these values."""
     parameters = policy.parameters
-    if policy.is_sharded:  # shards are views of a buffer that is gathered, so they are written into
+    if policy.is_sharded:
+        # Shards are views of the buffer from which FSDP gathers, so they must be written in place.
         live = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         load_weights(policy, values)
         try:
@@ -76,7 +80,11 @@ def trained_values(policy: "Policy", values: dict[str, Tensor]) -> Iterator[None
 
 
 def load_weights(policy: "Policy", values: dict[str, Tensor]) -> None:
-    """Copies `values`, whole or sharded, into the trained weights, every tensor by its name."""
+    """Copies `values`, full or sharded tensors by name, into the trained weights.
+
+    Raises:
+        ValueError: the names or shapes differ from those of the trained weights.
+    """
     parameters = policy.parameters
     shapes = {name: value.shape for name, value in values.items()}
     expected = {name: parameter.shape for name, parameter in parameters.items()}

@@ -21,7 +21,6 @@ from flowgrpo.pipelines.parts import modules_of
 from flowgrpo.policy.policy import Policy
 from flowgrpo.preflight.dry_run import DryRun, MicroBatchCost
 from flowgrpo.preflight.fake_weights import fake_weights, open_with_fake_weights
-from flowgrpo.preflight.memory_report import describe_memory
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -144,10 +143,6 @@ class MemoryEstimate:
         others = [size.bytes for name, size in self.parts.items() if name not in self.denoisers]
         others = [] if config.model.offload else others
         return sum(map(self.per_process, sharded)) + sum(others) + activations + tapes
-
-    def describe(self) -> dict[str, str]:
-        """The numbers by label, for people."""
-        return describe_memory(self)
 
 
 def estimate_memory(config: GRPOConfig, plan: Plan, processes: int = 1) -> MemoryEstimate:

@@ -20,7 +20,8 @@ from flowgrpo.data.samples import Sample
 from flowgrpo.pipelines.batching import Batchings
 from flowgrpo.pipelines.call import generate
 from flowgrpo.pipelines.loading import open_pipeline
-from flowgrpo.pipelines.lora import load_lora, saved_denoisers, set_scale, unload_lora
+from flowgrpo.pipelines.lora import set_scale, unload_lora
+from flowgrpo.pipelines.lora_files import load_lora, saved_denoisers
 from flowgrpo.pipelines.seams import patched
 
 

@@ -10,7 +10,7 @@ from flowgrpo.core.errors import ConfigError
 from flowgrpo.core.files import epoch_folders
 from flowgrpo.data.prompts import Row, evenly_spaced, load_prompts
 from flowgrpo.data.samples import Sample, is_video, write_video
-from flowgrpo.pipelines.lora import WEIGHTS, saved_denoisers, saved_modules
+from flowgrpo.pipelines.lora_files import WEIGHTS, saved_denoisers, saved_modules
 from flowgrpo.reporting.grid import animate_grid, draw_grid
 from flowgrpo.reporting.model_columns import Column, sample_columns
 from flowgrpo.scoring.loading import load_rewards

@@ -10,7 +10,7 @@ from flowgrpo.core.sampling_config import SAMPLER_ARGUMENTS
 from flowgrpo.data.media import is_mask, is_media, is_video_file
 from flowgrpo.data.prompts import Row
 from flowgrpo.pipelines.loading import absent_parts
-from flowgrpo.pipelines.lora import loading_lines, saved_denoisers
+from flowgrpo.pipelines.lora_files import loading_lines, saved_denoisers
 
 
 def inference_snippet(config: GRPOConfig, pipeline: Any, lora: Path, row: Row | str) -> str:

@@ -1,4 +1,4 @@
-"""GRPO's objective in closed form, and the contract that every objective keeps."""
+"""GRPO's objective in closed form, and the contract of every objective."""
 
 import inspect
 from typing import get_args
@@ -57,7 +57,7 @@ def test_the_objective_at_ratio_one_is_the_negative_advantage():
         (-1, 1.3, True),
     ],
 )
-def test_clipping_stops_only_what_has_moved_far_enough(advantage, ratio, moves):
+def test_clipping_stops_only_ratios_that_have_moved_far_enough(advantage, ratio, moves):
     log_prob = torch.tensor([ratio]).log().requires_grad_()
     loss = loss_of(log_prob, torch.zeros(1), torch.tensor([float(advantage)]), (0.1, 0.2))
     loss.loss.sum().backward()
@@ -78,7 +78,7 @@ def test_advantages_are_bounded_by_five():
     assert loss.loss.item() == -5
 
 
-def test_the_kl_term_is_torchs_averaged_over_dimensions():
+def test_the_kl_term_is_that_of_torch_averaged_over_dimensions():
     mean, reference = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)).unbind()
     zeros = torch.zeros(3)
     means = {"mean": mean, "reference_mean": reference}
@@ -106,7 +106,7 @@ def test_an_objective_takes_exactly_the_fields_of_its_config(name):
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_an_objective_gives_a_loss_and_metrics_per_sample(name):
+def test_an_objective_returns_a_loss_and_metrics_per_sample(name):
     generator = torch.Generator().manual_seed(1)
     values = torch.randn(3, 3, generator=generator).unbind()
     loss = OBJECTIVES[name](

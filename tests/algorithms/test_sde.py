@@ -1,4 +1,4 @@
-"""Each kernel is the Gaussian that its paper states, checked against independent derivations."""
+"""Each SDE step is the Gaussian of its paper, checked against independent derivations."""
 
 import math
 from itertools import pairwise
@@ -108,19 +108,19 @@ def test_a_solver_that_starts_just_below_one_has_bounded_stds(sde, steps):
 def test_many_small_steps_reach_the_data_distribution(sde):
     """x0 ~ N(1, 0.5^2), for which the velocity is known; 400 steps must land on that Gaussian."""
     generator = torch.Generator().manual_seed(0)
-    mu, spread = 1.0, 0.5
+    mu, std_data = 1.0, 0.5
     sigmas = torch.linspace(1, 0, 401, dtype=torch.float64).tolist()
     x = torch.randn(20_000, 1, generator=generator)
     for s, n in pairwise(sigmas):
-        variance = (1 - s) ** 2 * spread**2 + s**2
+        variance = (1 - s) ** 2 * std_data**2 + s**2
         residual = (x - (1 - s) * mu) / variance
-        denoised = mu + (1 - s) * spread**2 * residual
+        denoised = mu + (1 - s) * std_data**2 * residual
         noise = s * residual
-        kernel = ode if n == 0 else SDE_STEPS[sde]
-        mean, std = kernel(x, noise - denoised, s, n, 0.7)
+        sde_step = ode if n == 0 else SDE_STEPS[sde]
+        mean, std = sde_step(x, noise - denoised, s, n, 0.7)
         x = mean + std * torch.randn(x.shape, generator=generator)
     assert x.mean().item() == pytest.approx(mu, abs=0.03)
-    assert x.std().item() == pytest.approx(spread, abs=0.03)
+    assert x.std().item() == pytest.approx(std_data, abs=0.03)
 
 
 @pytest.mark.parametrize("sde", STOCHASTIC)
@@ -147,15 +147,15 @@ def test_log_prob_is_the_normal_density_averaged_over_dimensions():
     assert torch.allclose(log_prob(x, mean, 0.3).double(), expected, atol=1e-5)
 
 
-def test_kl_is_torchs_averaged_over_dimensions():
+def test_kl_is_that_of_torch_averaged_over_dimensions():
     a, b = inputs()
     expected = torch_kl(Normal(a.double(), 0.3), Normal(b.double(), 0.3)).flatten(1).mean(1)
     assert torch.allclose(kl_divergence(a, b, 0.3).double(), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("sde", STOCHASTIC)
-def test_the_mean_moves_with_the_velocity_against_its_sign(sde):
-    """A larger velocity points to noise, so denoising ends further from it: d mean / dv < 0."""
+def test_the_mean_falls_as_the_velocity_rises(sde):
+    """The velocity points towards noise, and a step goes the other way: d mean / dv < 0."""
     x, v = inputs()
     before = SDE_STEPS[sde](x, v, 0.6, 0.5, 0.5).mean
     assert (SDE_STEPS[sde](x, v + 1, 0.6, 0.5, 0.5).mean < before).all()

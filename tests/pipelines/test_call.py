@@ -1,4 +1,4 @@
-"""How pipelines are called for several samples, and what is said about odd arguments."""
+"""Calls of pipelines for several samples, and checks of their arguments."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def stacked(pipe, row, seeds, call):
 def test_each_sample_of_a_call_has_the_noise_of_its_own_seed(
     name, by_count, repeats_media, one_per_call
 ):
-    """Whatever the pipeline needs for it: the second sample of (1, 2) is the first of (2, 1)."""
+    """The second sample of seeds (1, 2) is the first of (2, 1), whichever batching is needed."""
     pipe = built(name)
     call = {**FAMILIES[name].call, "num_inference_steps": 2}
     assert Batchings(pipe).of(ROW, call) == Batching(
@@ -49,8 +49,8 @@ def test_each_sample_of_a_call_has_the_noise_of_its_own_seed(
 
 
 @pytest.mark.parametrize("name", ["flux-img2img", "sd3-inpaint", "svd", "sd3-controlnet"])
-def test_a_sample_in_a_batch_is_the_sample_alone(name):
-    """Also where the pipeline encodes its picture with the first sample's generator only."""
+def test_a_sample_in_a_batch_equals_the_same_sample_alone(name):
+    """Also if the pipeline encodes its input image with the first sample's generator only."""
     pipe = built(name)
     together, alone = latents(name, (1, 2), pipe), latents(name, (2,), pipe)
     assert torch.allclose(together[1:], alone, atol=1e-3)
@@ -58,7 +58,7 @@ def test_a_sample_in_a_batch_is_the_sample_alone(name):
     assert torch.allclose(same[0], same[1], atol=1e-3)
 
 
-def test_finding_the_way_to_call_leaves_no_trace_on_the_tape():
+def test_trying_batchings_records_nothing_on_the_tape():
     policy = Policy(built("sd3"))
 
     def noise(step, stream, shape):
@@ -68,10 +68,10 @@ def test_finding_the_way_to_call_leaves_no_trace_on_the_tape():
     call = {**FAMILIES["sd3"].call, "num_inference_steps": 4}
     taken = policy.rollout(ROW, [1, 2, 3], call, tape, noise)
     assert [len(outputs) for outputs in taken.tape.outputs.values()] == [1, 1, 1, 1]
-    policy.replay(taken, lambda step, now: None)
+    policy.replay(taken, lambda step, transition: None)
 
 
-def test_prompts_are_encoded_once_also_with_mappings_among_the_options():
+def test_prompts_are_encoded_once_even_if_options_are_mappings():
     policy = Policy(built("hunyuan"))
     call = {**FAMILIES["hunyuan"].call, "num_inference_steps": 2, "output_type": "latent"}
     policy.generate(ROW, (1, 2), call)
@@ -81,7 +81,7 @@ def test_prompts_are_encoded_once_also_with_mappings_among_the_options():
     assert len(policy.prompt_cache.entries) == kept
 
 
-def test_a_pipeline_of_one_sample_a_call_wants_micro_batches_of_one():
+def test_a_pipeline_of_one_sample_per_call_requires_micro_batches_of_one():
     policy = Policy(built("wan-vace"))
     call = {**FAMILIES["wan-vace"].call, "num_inference_steps": 3}
     tape = Tape(sde="cps", noise_level=0.5, window=range(1))
@@ -101,8 +101,8 @@ def test_columns_of_a_row_reach_the_pipeline():
     assert not torch.equal(with_column, stacked(pipe, plain, (1, 2), call))
 
 
-def test_draws_without_a_generator_follow_from_the_seeds_and_leave_the_callers_state_alone():
-    """The ControlNet's VAE samples its picture from the global state."""
+def test_draws_without_a_generator_are_reproducible_and_leave_the_global_state_alone():
+    """The ControlNet pipeline's VAE samples the encoded image from the global random state."""
     pipe = built("sd3-controlnet")
     torch.manual_seed(1)
     first, state = latents("sd3-controlnet", (1, 2), pipe), torch.get_rng_state()
@@ -119,12 +119,12 @@ def sample(name, **call):
     return pipe, call, generate(pipe, ROW, (1,), call, Batchings(pipe).of(ROW, call))[0]
 
 
-def test_a_distilled_model_at_many_steps_is_warned_of():
+def test_a_distilled_model_with_many_steps_gives_a_warning():
     pipe, call, made = sample("sd3")
     call = {**call, "num_inference_steps": 20}
     (warning,) = call_warnings(pipe, "owner/sd3.5-large-turbo", call, made)
     assert 'looks distilled (its name says "turbo")' in warning
-    assert "used at 1 to 8 steps" in warning
+    assert "used with 1 to 8 steps" in warning
     assert not call_warnings(
         pipe, "owner/sd3.5-large-turbo", {**call, "num_inference_steps": 4}, made
     )
@@ -133,7 +133,7 @@ def test_a_distilled_model_at_many_steps_is_warned_of():
     assert "is_distilled is true" in call_warnings(pipe, None, call, made)[0]
 
 
-def test_a_size_that_the_pipeline_or_the_model_does_not_make_is_warned_of():
+def test_a_size_that_the_pipeline_or_the_model_is_not_made_for_gives_a_warning():
     pipe, call, made = sample("flux", height=18)
     assert "sampling.call.height is 18, but the pipeline makes 16." in call_warnings(
         pipe, None, call, made
@@ -146,7 +146,7 @@ def test_a_size_that_the_pipeline_or_the_model_does_not_make_is_warned_of():
     assert not call_warnings(pipe, None, call, made)
 
 
-def test_a_frame_count_that_the_vae_does_not_make_is_refused():
+def test_a_frame_count_that_the_vae_cannot_decode_is_refused():
     pipe = built("wan-2.1")
     assert pipe.vae_scale_factor_temporal == 4
     check_frames(pipe, "sampling.call", {"num_frames": 9})
@@ -155,8 +155,8 @@ def test_a_frame_count_that_the_vae_does_not_make_is_refused():
         check_frames(pipe, "sampling.call", {"num_frames": 10})
 
 
-def test_a_frame_rate_that_the_model_is_told_by_default_is_named():
+def test_a_default_frame_rate_gives_a_warning():
     pipe, call, made = sample("ltx")
-    assert any("told 25 frames a second" in text for text in call_warnings(pipe, None, call, made))
+    assert any("25 frames per second" in text for text in call_warnings(pipe, None, call, made))
     pipe, call, made = sample("ltx", frame_rate=8)
-    assert not any("frames a second" in text for text in call_warnings(pipe, None, call, made))
+    assert not any("frames per second" in text for text in call_warnings(pipe, None, call, made))

@@ -1,4 +1,4 @@
-"""The saved LoRA is the pipeline's own format and gives the trainer's images."""
+"""A saved LoRA loads in a stock pipeline, and gives the images of the policy."""
 
 import json
 
@@ -49,7 +49,7 @@ def test_a_saved_lora_gives_bit_equal_images_in_a_fresh_pipeline(family, dtype, 
     assert dict(fresh.scheduler.config) == scheduler
 
 
-def test_rank_and_alpha_travel_as_metadata(tmp_path):
+def test_rank_and_alpha_are_saved_as_metadata(tmp_path):
     trained("sd3", rank=8, alpha=32).save(tmp_path)
     with safe_open(tmp_path / "pytorch_lora_weights.safetensors", "pt") as file:
         metadata = json.loads(file.metadata()["lora_adapter_metadata"])
@@ -87,7 +87,7 @@ def test_targets_that_match_nothing_list_candidates():
         Policy(built("sd3"), TrainConfig(lora={"targets": ["to_q", "to_z"]}))
 
 
-def test_swapped_weights_are_put_back():
+def test_exchanged_weights_are_restored():
     policy = trained("sd3")
     before = {name: p.detach().clone() for name, p in policy.parameters.items()}
     zeros = {name: torch.zeros_like(p) for name, p in policy.parameters.items()}
@@ -106,11 +106,11 @@ def test_a_pipeline_saved_without_a_part_opens_again(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["./nowhere", "/nowhere/at/all"])
-def test_a_missing_model_folder_is_one_sentence(path):
+def test_a_missing_model_folder_is_an_error_of_one_sentence(path):
     with pytest.raises(ValueError, match=f'model.path is "{path}", but there is no such folder'):
         load_pipeline(path, torch.float32, "cpu")
 
 
-def test_a_folder_that_is_no_pipeline_is_one_sentence(tmp_path):
+def test_a_folder_that_is_no_pipeline_is_an_error_of_one_sentence(tmp_path):
     with pytest.raises(ValueError, match="that folder is no pipeline"):
         load_pipeline(str(tmp_path), torch.float32, "cpu")

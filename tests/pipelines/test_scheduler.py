@@ -1,4 +1,4 @@
-"""Every parametrisation is read rightly: the ODE kernel takes the scheduler's own step."""
+"""Every parametrisation is read correctly: the ODE step equals the scheduler's own step."""
 
 from types import SimpleNamespace
 
@@ -119,7 +119,7 @@ def roll(loop, sde, window):
 
 
 @pytest.mark.parametrize("name", FIRST_ORDER)
-def test_the_ode_kernel_takes_the_schedulers_own_step(name):
+def test_the_ode_step_equals_the_schedulers_own_step(name):
     loop = Loop(FIRST_ORDER[name])
     scheduler, stock = loop.scheduler, type(loop.scheduler).step
     worst = []
@@ -141,7 +141,7 @@ def test_the_ode_kernel_takes_the_schedulers_own_step(name):
 
 @pytest.mark.parametrize("name", [*FIRST_ORDER, *MULTISTEP])
 @pytest.mark.parametrize("sde", [sde for sde in SDE_STEPS if sde != "ode"])
-def test_every_kind_is_a_gaussian_of_positive_width_on_every_step_but_the_last(name, sde):
+def test_every_sde_step_but_the_last_is_a_gaussian_of_positive_std(name, sde):
     tape = roll(Loop({**FIRST_ORDER, **MULTISTEP}[name]), sde, range(STEPS - 1))
     assert len(tape.window_steps) == STEPS - 1
     for step in tape.window_steps:
@@ -149,8 +149,8 @@ def test_every_kind_is_a_gaussian_of_positive_width_on_every_step_but_the_last(n
         assert step.mean.isfinite().all()
 
 
-def test_ddim_has_its_own_std_and_mean():
-    """Against the scheduler's step with eta and its own noise, in its own latents."""
+def test_the_ddim_step_has_the_mean_and_std_of_the_ddim_scheduler():
+    """Compared with the scheduler's step with eta and the same noise, in its own scale."""
     scheduler = DDIMScheduler(**NO_CLIP)
     scheduler.set_timesteps(STEPS)
     torch.manual_seed(0)
@@ -166,7 +166,7 @@ def test_ddim_has_its_own_std_and_mean():
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_scheduler_that_is_not_understood_is_refused(name):
+def test_a_scheduler_whose_steps_cannot_be_read_is_refused(name):
     with pytest.raises(ValueError, match=r"model\.scheduler|scheduler is .*, but"):
         roll(Loop(REFUSED[name]), "cps", range(2, 4))
 

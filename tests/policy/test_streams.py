@@ -1,4 +1,4 @@
-"""Latents stepped together, guidance that counts steps, inverted sigmas: exact in replay."""
+"""Replays are exact with joined latents, guidance that counts steps, and inverted sigmas."""
 
 import pytest
 import torch
@@ -36,9 +36,9 @@ def test_audio_and_video_are_one_log_prob_over_all_their_dimensions():
     expected = torch.cat([normal.log_prob(x).flatten(1) for normal, x in pairs], dim=1).mean(1)
     seen = {}
 
-    def on_step(step, now):
-        seen[step.index] = log_prob(step.next_latents, now.mean, now.std)
-        assert torch.equal(step.mean, now.mean)
+    def on_step(step, new):
+        seen[step.index] = log_prob(step.next_latents, new.mean, new.std)
+        assert torch.equal(step.mean, new.mean)
         seen[step.index].sum().backward()
 
     policy.replay(taken, on_step)
@@ -46,8 +46,8 @@ def test_audio_and_video_are_one_log_prob_over_all_their_dimensions():
     assert torch.allclose(seen[1], expected, atol=1e-5)
 
 
-def test_streams_of_their_own_noise_are_joined_in_units_of_the_first():
-    """Another std for the audio moves the log-prob by a constant, so that no ratio changes."""
+def test_streams_of_different_std_are_joined_in_units_of_the_first():
+    """A different std of the audio shifts the log-prob by a constant, so no ratio changes."""
     from flowgrpo.policy.replay import _joined
     from flowgrpo.policy.tape import Step, Transition
 
@@ -67,10 +67,10 @@ def test_streams_of_their_own_noise_are_joined_in_units_of_the_first():
 
     streams = [(step(x, mean_x, 0.5), 0.5), (step(y, mean_y, 2.0), 2.0)]
     news = [new_x, new_y]
-    joint, now = _joined(
+    joint, new = _joined(
         [(s, Transition(m, std, m)) for (s, std), m in zip(streams, news, strict=True)]
     )
-    ratio = log_prob(joint.next_latents, now.mean, now.std) - log_prob(
+    ratio = log_prob(joint.next_latents, new.mean, new.std) - log_prob(
         joint.next_latents, joint.mean, joint.std
     )
     each = [
@@ -84,19 +84,19 @@ def test_streams_of_their_own_noise_are_joined_in_units_of_the_first():
     ("name", "calls"),
     [("sd3-skip-layers", [1, 2, 2, 1]), ("lumina2-truncated", [2, 2, 1, 1])],
 )
-def test_guidance_that_counts_steps_replays_with_the_calls_of_its_step(name, calls):
-    """A loop that started anew at each trained step would take the first step's guidance."""
+def test_guidance_that_counts_steps_makes_the_same_calls_in_a_replay(name, calls):
+    """A loop that restarted at each trained step would use the first step's guidance."""
     policy = Policy(built(name), TrainConfig(lora={"rank": 4, "alpha": 8}))
     taken = rollout(policy, name, **FAMILIES[name].guided)
     made = [len(taken.tape.outputs["transformer", step]) for step in range(4)]
     assert made[:3] == calls[:3]
     policy.replay(
-        taken, lambda step, now: torch.testing.assert_close(now.mean, step.mean, rtol=0, atol=0)
+        taken, lambda step, new: torch.testing.assert_close(new.mean, step.mean, rtol=0, atol=0)
     )
     assert taken.tape.replayed_forwards == sum(calls[:3])
 
 
-def test_inverted_sigmas_are_told_as_noise_that_falls():
+def test_inverted_sigmas_are_read_as_falling_noise():
     policy = Policy(built("mochi"), TrainConfig(lora={"rank": 4, "alpha": 8}))
     taken = rollout(policy, "mochi")
     sigmas = [step.position.sigma for _, step in sorted(taken.tape.steps.items())]

@@ -1,4 +1,4 @@
-"""The seams change nothing when silent, and replay exactly what was recorded."""
+"""A rollout without noise is the stock pipeline, and a replay reproduces what was recorded."""
 
 from dataclasses import replace
 
@@ -118,7 +118,7 @@ def test_replay_without_gradients_builds_no_graph():
     assert not any(mean.requires_grad for mean in means)
 
 
-def test_the_last_step_is_the_parents_own():
+def test_the_last_step_is_the_schedulers_own():
     policy = Policy(built("sd3"), SMALL)
     rollout = roll(policy, output="latent")
     last = rollout.tape.steps[4, 0]
@@ -127,7 +127,7 @@ def test_the_last_step_is_the_parents_own():
     assert torch.equal(torch.stack(rollout.samples), last.next_latents)
 
 
-def test_the_noise_that_was_drawn_has_the_kernels_std():
+def test_the_noise_that_was_drawn_has_the_std_of_the_step():
     policy = Policy(built("sd3"), SMALL)
     rollout = roll(policy)
     for step in rollout.tape.window_steps:
@@ -136,7 +136,7 @@ def test_the_noise_that_was_drawn_has_the_kernels_std():
         assert torch.allclose(drawn, expected, atol=1e-5)
 
 
-def test_a_tampered_schedule_is_an_error_at_replay():
+def test_a_changed_schedule_is_an_error_at_replay():
     policy = Policy(built("sd3"), SMALL)
     rollout = roll(policy)
     step = rollout.tape.steps[2, 0]
@@ -145,7 +145,7 @@ def test_a_tampered_schedule_is_an_error_at_replay():
         policy.replay(rollout, lambda step, gaussian: None)
 
 
-def test_tampered_latents_are_an_error_at_replay():
+def test_changed_latents_are_an_error_at_replay():
     policy = Policy(built("sd3"), SMALL)
     rollout = roll(policy)
     rollout.tape.steps[1, 0].next_latents += 1e-4
@@ -166,8 +166,8 @@ def test_a_window_that_holds_the_last_step_or_runs_past_it_is_refused(window, me
         roll(Policy(built("sd3"), SMALL), window=window)
 
 
-def test_a_multistep_solver_starts_afresh_behind_the_window():
-    """Behind the window its steps are those of a fresh solver: no correction of injected noise."""
+def test_a_multistep_solver_starts_afresh_after_the_window():
+    """After the window its steps are those of a fresh solver: injected noise is not corrected."""
     pipe = built("sd3")
     pipe.scheduler = UniPCMultistepScheduler(
         prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
@@ -184,9 +184,9 @@ def test_a_multistep_solver_starts_afresh_behind_the_window():
     fresh = UniPCMultistepScheduler.from_config(pipe.scheduler.config)
     fresh.set_timesteps(5)
     fresh.set_begin_index(2)
-    behind = rollout.tape.steps[2, 0]
-    expected = fresh.step(predictions[-3][0], fresh.timesteps[2], behind.latents).prev_sample
-    assert torch.equal(behind.next_latents, expected)
+    after = rollout.tape.steps[2, 0]
+    expected = fresh.step(predictions[-3][0], fresh.timesteps[2], after.latents).prev_sample
+    assert torch.equal(after.next_latents, expected)
 
 
 def test_the_pipeline_is_restored_when_its_call_fails():

@@ -1,4 +1,4 @@
-"""What is trained and how: whole denoisers, a LoRA to go on from, one expert, less memory."""
+"""Training of all weights, of an existing LoRA and of one expert; opening a pipeline."""
 
 import json
 
@@ -64,7 +64,7 @@ def rollout(policy, call=LATENTS):
 
 def gradients(policy, taken):
     policy.replay(
-        taken, lambda step, now: log_prob(step.next_latents, now.mean, now.std).sum().backward()
+        taken, lambda step, new: log_prob(step.next_latents, new.mean, new.std).sum().backward()
     )
     return {name: p.grad for name, p in policy.parameters.items()}
 
@@ -84,14 +84,14 @@ def test_all_weights_can_be_trained_and_load_in_plain_diffusers(tmp_path):
 
 
 def test_a_run_of_all_weights_resumes_as_if_it_had_never_stopped(tmp_path):
-    whole = run(tmp_path / "whole", lora=None, ema=0.9)
-    run(tmp_path / "parts", lora=None, ema=0.9, epochs=1)
-    parts = run(tmp_path / "parts", lora=None, ema=0.9, resume=True)
-    for name, parameter in whole.policy.parameters.items():
-        assert torch.equal(parameter, parts.policy.parameters[name])
+    uninterrupted = run(tmp_path / "uninterrupted", lora=None, ema=0.9)
+    run(tmp_path / "resumed", lora=None, ema=0.9, epochs=1)
+    resumed = run(tmp_path / "resumed", lora=None, ema=0.9, resume=True)
+    for name, parameter in uninterrupted.policy.parameters.items():
+        assert torch.equal(parameter, resumed.policy.parameters[name])
 
 
-def test_all_weights_want_float32():
+def test_training_all_weights_requires_float32():
     mixed = built("wan-2.1", torch.bfloat16)
     with pytest.raises(ConfigError, match="all weights are trained in float32"):
         Policy(mixed, TrainConfig(lora=None))
@@ -99,7 +99,7 @@ def test_all_weights_want_float32():
         Policy(built("sd3", torch.bfloat16), TrainConfig(lora=None))
 
 
-def test_a_run_can_go_on_from_a_lora_which_is_then_the_reference(tmp_path):
+def test_a_run_can_start_from_a_lora_which_is_then_the_reference(tmp_path):
     small = {"rank": 4, "alpha": 8}
     first = run(tmp_path / "first", lora=small)
     start = {name: p.detach().clone() for name, p in first.policy.parameters.items()}
@@ -110,8 +110,8 @@ def test_a_run_can_go_on_from_a_lora_which_is_then_the_reference(tmp_path):
     pipe = built("sd3")
     pipe.load_lora_weights(lora)
     with reference(second.policy):
-        now = torch.stack(second.policy.generate(ROW, SEEDS, LATENTS))
-    assert torch.equal(now, latents(pipe))
+        samples = torch.stack(second.policy.generate(ROW, SEEDS, LATENTS))
+    assert torch.equal(samples, latents(pipe))
     lines = [json.loads(line) for line in (tmp_path / "second" / "metrics.jsonl").open()]
     assert 0 <= lines[0]["kl"] < lines[1]["kl"]
     with pytest.raises(ConfigError, match="has rank 4 and alpha 8; set these"):
@@ -133,7 +133,7 @@ def test_gradient_checkpointing_changes_neither_log_prob_nor_gradients(full):
     assert all(torch.equal(plain[name], saved[name]) for name in plain)
 
 
-def test_one_of_two_experts_can_be_trained_each_saved_under_its_own_name(tmp_path):
+def test_one_of_two_experts_can_be_trained_and_each_is_saved_under_its_own_name(tmp_path):
     for modules, saved in ((["transformer_2"], ["transformer_2"]), (None, None)):
         folder = tmp_path / str(modules)
         policy = Policy(built("wan-2.2"), TrainConfig(modules=modules))
@@ -151,7 +151,7 @@ def test_one_of_two_experts_can_be_trained_each_saved_under_its_own_name(tmp_pat
         Policy(built("wan-2.2"), TrainConfig(modules=["unet"]))
 
 
-def test_the_scheduler_of_a_config_takes_the_place_of_the_pipelines(tmp_path):
+def test_the_scheduler_of_a_config_replaces_that_of_the_pipeline(tmp_path):
     built("sd-1.5").save_pretrained(tmp_path)
     path = str(tmp_path)
     other = open_pipeline(ModelConfig(path=path, scheduler="EulerDiscreteScheduler"))
@@ -163,7 +163,7 @@ def test_the_scheduler_of_a_config_takes_the_place_of_the_pipelines(tmp_path):
         open_pipeline(ModelConfig(path=path, scheduler="DDIMSheduler"))
 
 
-def test_the_vae_decodes_in_float32_where_its_config_asks_for_it(tmp_path):
+def test_the_vae_decodes_in_float32_if_its_config_has_force_upcast(tmp_path):
     built("sd3").save_pretrained(tmp_path)
     half = open_pipeline(ModelConfig(path=str(tmp_path), dtype="bfloat16"))
     assert half.vae.config.force_upcast
@@ -179,7 +179,7 @@ def test_the_vae_decodes_in_float32_where_its_config_asks_for_it(tmp_path):
     assert half.vae.dtype == half.transformer.dtype == torch.bfloat16
 
 
-def test_a_picture_is_encoded_in_half_precision_as_by_the_stock_pipeline():
+def test_an_input_image_is_encoded_in_half_precision_as_in_the_stock_pipeline():
     family = FAMILIES["flux-kontext"]
     call = {**family.call, "num_inference_steps": 2}
     pipe = built("flux-kontext", torch.bfloat16)

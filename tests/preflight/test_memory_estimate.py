@@ -14,6 +14,7 @@ from flowgrpo.pipelines.parts import modules_of
 from flowgrpo.preflight.activations import SavedTensors
 from flowgrpo.preflight.dry_run import DryRun
 from flowgrpo.preflight.inputs import read_inputs
+from flowgrpo.preflight.memory_report import describe_memory
 from flowgrpo.preflight.memory import Size, estimate_memory, size_of
 from flowgrpo.preflight.memory_report import in_units
 
@@ -175,7 +176,7 @@ def test_full_weights_and_a_continued_adapter_need_a_copy_as_the_reference(tmp_p
     plan, run = planned(config), trainer(config)
     assert plan.trained == plan.parts["transformer"] == size_of(run.policy.parameters.values())
     assert plan.reference == plan.trained.bytes == size_of(run.policy.start.values()).bytes
-    assert "adapter" not in plan.describe()
+    assert "adapter" not in describe_memory(plan)
 
     lora = settings("sd3", tmp_path)
     assert planned(lora).reference == 0
@@ -202,14 +203,14 @@ def test_processes_divide_groups_always_and_weights_if_sharded(tmp_path):
 def test_moments_in_eight_bits_are_an_estimate(tmp_path):
     plan = planned(settings("sd3", tmp_path, train={"optimizer": "adamw_8bit"}))
     assert plan.optimizer == 2 * plan.trained.parameters
-    assert "estimate" in plan.describe()["optimizer state"]
+    assert "estimate" in describe_memory(plan)["optimizer state"]
 
 
 def test_tapes_on_the_cpu_are_not_in_the_sum_of_the_device(tmp_path):
     here = planned(settings("sd3", tmp_path))
     there = planned(settings("sd3", tmp_path, sampling={"tape_on_cpu": True}))
     assert here.total() - there.total() == here.max_tape_bytes()
-    assert "on the CPU" in there.describe()["tapes per epoch"]
+    assert "on the CPU" in describe_memory(there)["tapes per epoch"]
 
 
 def test_a_missing_model_leaves_a_line_with_the_reason(tmp_path, monkeypatch):
@@ -217,7 +218,7 @@ def test_a_missing_model_leaves_a_line_with_the_reason(tmp_path, monkeypatch):
     plan = planned(config)
     assert plan.parts == {}
     assert plan.total() is plan.forwards() is plan.max_tape_bytes() is None
-    assert plan.describe() == {"model": f"not predicted ({plan.missing['model']})"}
+    assert describe_memory(plan) == {"model": f"not predicted ({plan.missing['model']})"}
     assert str(tmp_path / "no") in plan.missing["model"]
 
 

@@ -1,4 +1,4 @@
-"""What an objective gets and what it gives: the contract of `flowgrpo.algorithms.objectives`."""
+"""Input and output of an objective: the contract of `flowgrpo.algorithms.objectives`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,25 +11,25 @@ from torch import Tensor
 class StepBatch:
     """One stochastic step of B samples of one group, under the current and the sampling weights.
 
-    `...` is the pipeline's own latent layout. Tensors of the current weights carry gradients.
+    `...` is the pipeline's own latent layout. Tensors under the current weights carry gradients.
     """
 
     advantages: Tensor
-    """(B,) how much better each sample is than its group."""
+    """(B,) advantage of each sample over its group."""
     log_prob: Tensor
-    """(B,) of `next_latents` under the current weights, mean over latent dimensions."""
+    """(B,) log-prob of `next_latents` under the current weights, mean over latent dimensions."""
     old_log_prob: Tensor
-    """(B,) the same under the weights that sampled."""
+    """(B,) the same under the sampling weights."""
     latents: Tensor
-    """(B, ...) before the step."""
+    """(B, ...) latents before the step."""
     next_latents: Tensor
-    """(B, ...) after the step, as they were drawn."""
+    """(B, ...) latents after the step, as drawn in the rollout."""
     mean: Tensor
     """(B, ...) float32 mean of the step's Gaussian under the current weights."""
     old_mean: Tensor
-    """(B, ...) the same under the weights that sampled."""
+    """(B, ...) the same under the sampling weights."""
     reference_mean: Tensor | None
-    """(B, ...) the same under the reference; None unless the objective's settings ask for it."""
+    """(B, ...) the same under the reference; None unless the objective's settings need it."""
     std: float
     """Standard deviation of the step's Gaussian, sqrt(dt) included."""
     velocity: Tensor
@@ -44,10 +44,10 @@ class StepLoss(NamedTuple):
     """The loss of one step."""
 
     loss: Tensor
-    """(B,) to be averaged over all transitions of an update and minimized."""
+    """(B,) loss per sample, to be averaged over all transitions of an update and minimized."""
     metrics: dict[str, Tensor]
-    """(B,) each, for the log; means over an epoch's transitions go to metrics.jsonl."""
+    """Values (B,) by name; their means over an epoch's transitions are logged in metrics.jsonl."""
 
 
 Objective = Callable[..., StepLoss]
-"""objective(batch, **settings): a pure function of a StepBatch and the fields of its config."""
+"""objective(batch, **settings) -> StepLoss: pure; settings are the fields of its config class."""

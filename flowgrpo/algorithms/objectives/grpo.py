@@ -17,15 +17,15 @@ def grpo(
     """max(-A r, -A clip(r)) + kl_weight * KL (arXiv 2505.05470, eq. 5; arXiv 1707.06347, eq. 7).
 
     Args:
-        clip_range: (low, high): the ratio r counts between 1 - low and 1 + high, with separate
-            bounds as in DAPO (arXiv 2503.14476). A log-prob is a mean over D latent dimensions, so
-            r is the likelihood ratio to the power 1/D.
-        kl_weight: of the KL to the reference; 0 leaves it out.
-        max_advantage: advantages A are clipped to plus or minus this.
+        clip_range: (low, high): the ratio r is clipped to [1 - low, 1 + high], with separate bounds
+            as in DAPO (arXiv 2503.14476). A log-prob is a mean over D latent dimensions, so r is
+            the likelihood ratio to the power 1/D.
+        kl_weight: weight of the KL to the reference; 0 leaves it out.
+        max_advantage: advantages A are clipped to [-max_advantage, max_advantage].
 
     Returns:
-        The loss (B,), and as metrics |r - 1|, where each bound was active (low if A < 0, high if
-        A > 0), and the KL if it has a weight.
+        The loss (B,), and as metrics |r - 1|, whether each bound was active (low if A < 0, high if
+        A > 0), and the KL if its weight is not 0.
     """
     low, high = clip_range
     advantages = batch.advantages.clamp(-max_advantage, max_advantage)
