@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: install test slow lint demo
+.PHONY: install test slow lint package demo
 
 install: $(VENV)/installed
 
@@ -20,12 +20,16 @@ test: install
 slow: install
 	$(BIN)/python -m pytest -m slow
 
+# Builds a wheel, installs it into a virtual environment of its own and runs it there.
+package: install
+	$(BIN)/python -m pytest -m slow tests/test_packaging.py
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Goes on where it stopped if it was interrupted; remove runs/tiny_ocr to start anew.
+# Resumes an interrupted run; remove runs/tiny_ocr to start from scratch.
 demo: install
 	$(BIN)/flowgrpo train configs/tiny_ocr.yaml $(if $(wildcard runs/tiny_ocr/config.yaml),--resume)
 	@echo "Before and after: runs/tiny_ocr/compare.png"

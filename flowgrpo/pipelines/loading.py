@@ -35,7 +35,7 @@ def open_pipeline(config: ModelConfig, *, shard: bool = False) -> Any:
     pipe = load_pipeline(config.path, dtype, CPU if config.offload or shard else device)
     kept = find_denoisers(pipe).values() if shard else ()
     if config.offload:
-        place_parts(pipe, device, kept)
+        offload_parts(pipe, device, kept)
     elif shard:
         for module in modules_of(pipe).values():
             if module not in kept:
@@ -69,7 +69,7 @@ def device_of(config: ModelConfig) -> torch.device:
     return device
 
 
-def place_parts(pipe: Any, device: str | torch.device, kept: Collection[nn.Module] = ()) -> None:
+def offload_parts(pipe: Any, device: str | torch.device, kept: Collection[nn.Module] = ()) -> None:
     """Moves the models of the loop to the device, and offloads encoders and decoders to the CPU
     except while they run.
 

@@ -1,4 +1,4 @@
-"""Columns of images and videos, opened or refused; images and videos as samples, written and read."""
+"""Columns of images and videos, opened or refused, and samples, written and read."""
 
 import json
 import shutil

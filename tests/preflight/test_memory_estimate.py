@@ -14,9 +14,8 @@ from flowgrpo.pipelines.parts import modules_of
 from flowgrpo.preflight.activations import SavedTensors
 from flowgrpo.preflight.dry_run import DryRun
 from flowgrpo.preflight.inputs import read_inputs
-from flowgrpo.preflight.memory_report import describe_memory
 from flowgrpo.preflight.memory import Size, estimate_memory, size_of
-from flowgrpo.preflight.memory_report import in_units
+from flowgrpo.preflight.memory_report import describe_memory, in_units
 
 CASES = {
     "sd3": {

@@ -23,7 +23,7 @@ from flowgrpo.data.prompts import Row
 from flowgrpo.pipelines import offload
 from flowgrpo.pipelines.attention import set_attention_backend
 from flowgrpo.pipelines.compile import compile_blocks, compiled
-from flowgrpo.pipelines.loading import open_pipeline, place_parts
+from flowgrpo.pipelines.loading import offload_parts, open_pipeline
 from flowgrpo.pipelines.lora_files import WEIGHTS
 from flowgrpo.pipelines.parts import find_denoisers
 from flowgrpo.policy.policy import Policy
@@ -107,7 +107,7 @@ def moves(monkeypatch):
 def test_stages_that_rest_while_others_work_change_no_bit(name, moves):
     call = {**FAMILIES[name].call, **(FAMILIES[name].guided or {})}
     stock, offloaded = policy_of(built(name)), policy_of(built(name))
-    place_parts(offloaded.pipe, CPU)
+    offload_parts(offloaded.pipe, CPU)
     expected, found = sampled(stock, call), sampled(offloaded, call)
     assert found.samples == expected.samples
     assert same(found, expected)
@@ -122,7 +122,7 @@ def test_stages_that_rest_while_others_work_change_no_bit(name, moves):
 def test_encoders_leave_before_the_loop_and_the_decoder_after_the_call(moves):
     pipe = built("sd3")
     policy = policy_of(pipe)
-    place_parts(pipe, CPU)
+    offload_parts(pipe, CPU)
     moves.clear()
     sampled(policy, {**SHORT, "guidance_scale": 4.0})
     encoders = [pipe.text_encoder, pipe.text_encoder_2, pipe.text_encoder_3]
@@ -140,7 +140,7 @@ def test_encoders_leave_before_the_loop_and_the_decoder_after_the_call(moves):
 
 def test_parts_of_a_stage_wake_the_whole_stage(moves):
     pipe = built("sd3")
-    place_parts(pipe, CPU)
+    offload_parts(pipe, CPU)
     tokens = torch.ones(1, 4, dtype=torch.long)
     assert pipe.text_encoder_3.get_input_embeddings()(tokens).isfinite().all()
 
@@ -193,7 +193,7 @@ def test_what_meets_in_an_operation_is_on_the_device():
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
-            place_parts(pipe, "cuda")
+            offload_parts(pipe, "cuda")
             device = pipe._execution_device
             embeds, _, pooled, _ = pipe.encode_prompt(
                 *["a cat"] * 3, device=device, do_classifier_free_guidance=False
@@ -213,7 +213,7 @@ def test_what_meets_in_an_operation_is_on_the_device():
 def test_on_a_gpu_stages_and_tapes_on_the_cpu_change_no_bit(name):
     call = {**FAMILIES[name].call, **(FAMILIES[name].guided or {})}
     stock, offloaded = policy_of(built(name).to("cuda")), policy_of(built(name))
-    place_parts(offloaded.pipe, "cuda")
+    offload_parts(offloaded.pipe, "cuda")
     expected, found = sampled(stock, call), sampled(offloaded, call).to("cpu")
     assert same(expected.to("cpu"), found)
     assert torch.equal(replayed(stock, expected)[0], replayed(offloaded, found)[0])
@@ -254,7 +254,7 @@ def test_an_attention_backend_that_cannot_train_here_is_refused(backend, sentenc
         set_attention_backend(find_denoisers(built("flux")), backend, CPU, torch.float32)
 
 
-def test_a_denoiser_whose_attention_heeds_no_backend_is_refused():
+def test_a_denoiser_whose_attention_has_no_selectable_backend_is_refused():
     with pytest.raises(ConfigError, match=r"transformer .SD3Transformer2DModel. has no selectable"):
         set_attention_backend(find_denoisers(built("sd3")), "native", CPU, torch.float32)
 
