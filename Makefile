@@ -20,9 +20,10 @@ test: install
 slow: install
 	$(BIN)/python -m pytest -m slow
 
-# Builds a wheel, installs it into a virtual environment of its own and runs it there.
+# Builds a wheel, installs it into a virtual environment of its own and runs it there. Quiet, so that
+# the closing line of `make test` is easy to find in the log of CI.
 package: install
-	$(BIN)/python -m pytest -m slow tests/test_packaging.py
+	$(BIN)/python -m pytest -q -m slow tests/test_packaging.py
 
 lint: install
 	$(BIN)/ruff check .

@@ -80,7 +80,7 @@ def main(
         vars(vae)["decode"] = watches.timed("vae", vae.decode)
         backward = watches.timed("denoiser backward", torch.Tensor.backward)
         with (
-            patch("flowgrpo.training.trainer.require_varying_scores"),
+            patch("flowgrpo.preflight.start.require_varying_scores"),
             patch.object(GRPOTrainer, "evaluate"),
             patch.object(GRPOTrainer, "_finish"),
             patch.object(torch.Tensor, "backward", backward),

@@ -77,13 +77,25 @@ def test_the_wheel_contains_both_packages_complete_and_nothing_else(wheel):
     assert names == source
 
 
-def test_the_wheel_contains_the_licence_and_names_it(wheel):
+@pytest.fixture(scope="module")
+def metadata(wheel):
+    """The wheel's metadata, by its field names."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
+        return message_from_bytes(archive.read(name))
+
+
+def test_the_wheel_contains_the_licence_and_names_it(wheel, metadata):
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [n for n in archive.namelist() if n.endswith(".dist-info/licenses/LICENSE")]
         assert archive.read(name) == (ROOT / "LICENSE").read_bytes()
-        (name,) = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
-        metadata = message_from_bytes(archive.read(name))
     assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["License-File"] == "LICENSE"
+
+
+@pytest.mark.parametrize("name", ["bitsandbytes", "datasets", "trackio", "wandb", "xformers"])
+def test_an_optional_package_is_an_extra_of_its_own_name(name, metadata):
+    assert f'{name}; extra == "{name}"' in metadata.get_all("Requires-Dist")
 
 
 def test_the_installed_packages_are_those_of_the_wheel_and_have_the_hash_of_the_source(

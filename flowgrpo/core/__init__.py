@@ -1,1 +1,1 @@
-"""What everything else stands on: config, errors, seeds, files, devices. Imports nothing of ours."""
+"""Config, errors, seeds, files and devices, which all other wings build on."""

@@ -18,32 +18,35 @@ RESUMABLE_CHANGES = (
     "guards",
     "fps",
 )
-"""Settings that a resumed run may have changed; any other would make it a different run."""
+"""Settings, or sections, that may change on resume; any other would make it a different run."""
 
 
-def changes(then: dict[str, Any], now: dict[str, Any]) -> dict[str, str]:
-    """What differs between two configs, as "was ... and is ..." by key."""
-    before, after = _flat(then), _flat(now)
+def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, str]:
+    """Differences of two configs: "was ... and is ..." by dotted key."""
+    old, new = _flat(before), _flat(after)
     return {
-        key: f"was {before.get(key)!r} and is {after.get(key)!r}"
-        for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key)
+        key: f"was {old.get(key)!r} and is {new.get(key)!r}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
     }
 
 
 def may_change_on_resume(key: str) -> bool:
+    """Whether the setting with this dotted key may change on resume."""
     return any(key == allowed or key.startswith(f"{allowed}.") for allowed in RESUMABLE_CHANGES)
 
 
-def check_resumable(then: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raises ConfigError where settings of a run to resume differ, but for those of MAY_CHANGE."""
+def check_resumable(before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Raises ConfigError if a setting differs that is not one of RESUMABLE_CHANGES."""
     refused = [
-        f"{key} {how}" for key, how in changes(then, now).items() if not may_change_on_resume(key)
+        f"{key} {change}"
+        for key, change in changes(before, after).items()
+        if not may_change_on_resume(key)
     ]
     if refused:
         raise ConfigError(
             f"the run to resume had other settings ({'; '.join(refused)}), but only "
-            f"{', '.join(RESUMABLE_CHANGES)} may change; put them back, or start another run."
+            f"{', '.join(RESUMABLE_CHANGES)} may change; change them back, or start another run."
         )
 
 

@@ -1,4 +1,4 @@
-"""Settings as files: YAML, overrides, faults as one sentence, and what a resumed run may change."""
+"""Configs as YAML files, with overrides; every mistake is reported in one sentence."""
 
 import re
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from flowgrpo.core.errors import ConfigError, did_you_mean
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's numbers (1e-4 is one), and no key twice."""
+    """Reads numbers as YAML 1.2 does, so that 1e-4 is one, and refuses duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:
-                raise yaml.YAMLError(f"{key} is there twice, line {node.start_mark.line + 1}")
+                raise yaml.YAMLError(f"{key} is set twice, line {node.start_mark.line + 1}")
         return super().construct_mapping(node, deep)
 
 
@@ -32,8 +32,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> GRPOConfig:
     """Reads a YAML file and applies `section.key=value` overrides.
 
     Raises:
-        ConfigError: a missing file, an unknown key, a wrong type or an impossible value, in one
-        sentence.
+        ConfigError: a missing file, an unknown key, a wrong type or an impossible value.
     """
     path = Path(path)
     if not path.is_file():
@@ -48,7 +47,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> GRPOConfig:
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """`section.key=value` as nested mappings, `key=value` as a value."""
+    """Overrides as nested mappings: `section.key=value` becomes `{section: {key: value}}`."""
     data: dict[str, Any] = {}
     for override in overrides:
         _apply(data, override)
@@ -56,10 +55,10 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_config(data: dict[str, Any], overrides: Sequence[str] = ()) -> GRPOConfig:
-    """Validates a mapping with `section.key=value` overrides; the first fault becomes one sentence.
+    """Validates a mapping, changed by `section.key=value` overrides.
 
     Raises:
-        ConfigError: as `load_config`.
+        ConfigError: the first mistake.
     """
     for override in overrides:
         _apply(data, override)
@@ -70,12 +69,12 @@ def parse_config(data: dict[str, Any], overrides: Sequence[str] = ()) -> GRPOCon
 
 
 def dump_config(config: GRPOConfig) -> str:
-    """The resolved config as YAML, every default written out."""
+    """The config as YAML, with every default written out."""
     return yaml.safe_dump(plain(config), sort_keys=False)
 
 
 def plain(config: GRPOConfig) -> dict[str, Any]:
-    """The config as JSON values; an argument that is none, a picture say, as its repr."""
+    """The config as JSON values, with the repr of other values, such as an image of a call."""
     return config.model_dump(mode="json", fallback=repr)
 
 

@@ -14,33 +14,32 @@ CPU = torch.device("cpu")
 
 
 def wake(module: nn.Module, device: torch.device) -> None:
-    """Puts a module's weights on the device where it works."""
+    """Moves a module's weights to the device where it works."""
     module.to(device)
 
 
 def rest(module: nn.Module) -> None:
-    """Puts a module's weights on the CPU, where they wait."""
+    """Moves a module's weights to the CPU, where they wait."""
     module.to(CPU)
 
 
-_homes: WeakKeyDictionary[nn.Module, torch.device] = WeakKeyDictionary()
-"""Where a model of a reward was when it was seen first, and works."""
+_home_devices: WeakKeyDictionary[nn.Module, torch.device] = WeakKeyDictionary()
+"""Device that each model of a reward was loaded to, and works on."""
 
 
-_one_at_a_time = threading.RLock()
-"""Rewards may share a model, and score in two threads."""
+_models_in_use = threading.RLock()
+"""Held while models are on their devices, because two threads may score with one model."""
 
 
 @contextmanager
 def on_device(models: Sequence[nn.Module]) -> Iterator[None]:
-    """Within the block the models are on the devices that they were loaded to, and after it on the
-    CPU."""
+    """Moves the models to the devices that they were loaded to, and to the CPU after the block."""
     if not models:
         yield
         return
-    with _one_at_a_time:
+    with _models_in_use:
         for model in models:
-            wake(model, _homes.setdefault(model, _device_of(model)))
+            wake(model, _home_devices.setdefault(model, _device_of(model)))
         try:
             yield
         finally:
@@ -49,7 +48,7 @@ def on_device(models: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """The value with every tensor on `device`; one that is there already is not copied."""
+    """The value, a tree, with every tensor on `device`; one that is there already is not copied."""
     return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, value)
 
 
@@ -59,12 +58,12 @@ def detached_copy(value: Any) -> Any:
 
 
 def tensor_devices(value: Any) -> Any:
-    """The value's tree with the device of each tensor in its place, for `returned`."""
+    """The value with each tensor replaced by its device, and other leaves by None."""
     return tree_map(lambda leaf: leaf.device if isinstance(leaf, Tensor) else None, value)
 
 
 def to_devices(value: Any, devices: Any) -> Any:
-    """The value with each tensor on its own device."""
+    """The value with each tensor on its device, as `tensor_devices` returned it."""
     return tree_map(
         lambda leaf, device: leaf.to(device) if isinstance(leaf, Tensor) else leaf, value, devices
     )

@@ -11,9 +11,9 @@ class FlowgrpoError(Exception):
     """
 
     reason = "error"
-    """Short name of the kind of error, as in summary.json."""
+    """Short name of the error in summary.json."""
     on_all_processes = False
-    """Whether every process raises it at the same point, so that nobody needs to be told."""
+    """Whether every process raises it at the same point, so that none has to notify the others."""
 
 
 class ConfigError(FlowgrpoError, ValueError):
@@ -29,7 +29,7 @@ class DiskError(FlowgrpoError, RuntimeError):
 
 
 class ReplayError(FlowgrpoError, RuntimeError):
-    """A replay differs from its rollout; training on it would be biased."""
+    """A replay differs from its rollout, so training on it would be biased."""
 
     reason = "replay"
 
@@ -47,14 +47,14 @@ class RewardError(FlowgrpoError, RuntimeError):
 
 
 class RunStopped(FlowgrpoError, RuntimeError):
-    """A run that must not go on.
+    """A run must not go on.
 
     Args:
-        reason: short name of what is wrong.
-        message: the sentence.
-        on_all_processes: every process raises it at the same point.
+        reason: short name of what is wrong, as in summary.json.
+        message: what is wrong and what to do, in one sentence.
+        on_all_processes: whether every process raises it at the same point.
         blamed_epoch: epoch whose weights caused the problem and would cause it again; None if a
-            lower learning rate from there may help.
+            lower learning rate from its checkpoint may help.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class RewardNotFinite(RewardError, RunStopped):
 
 
 class Interrupted(SystemExit):
-    """A run that saved its state after SIGTERM or SIGINT. Its exit code is 128 + the signal."""
+    """A run ended after SIGTERM or SIGINT, its state saved; the exit code is 128 + the signal."""
 
     def __init__(self, signal_number: int, message: str):
         super().__init__(128 + signal_number)
@@ -89,6 +89,6 @@ class Interrupted(SystemExit):
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
-    """A question with the nearest known name; `otherwise` if none is near."""
+    """Returns a question with the most similar known name, or `otherwise` if none is similar."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f'did you mean "{close[0]}"?' if close else otherwise

@@ -1,4 +1,4 @@
-"""Files and folders that a crash leaves either old or new, and the folders of epochs."""
+"""Atomic writes of files and folders, which a crash leaves either old or new; folders of epochs."""
 
 import hashlib
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Writes a text file; a kill leaves the old file or the new one, never half of one."""
+    """Writes a text file; a crash leaves the old file or the new one, never part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("w") as file:
@@ -21,12 +21,13 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextmanager
 def atomic_folder(target: Path, *, write: bool = True) -> Iterator[Path]:
-    """Within the block a folder under a temporary name is filled; then it takes `target`'s place.
+    """Yields a temporary folder to fill in the block, which then replaces `target`.
 
-    Everything in it is synced before it is renamed. After an error `target` is as before.
+    Everything in it is synced before it is renamed. After an error `target` is unchanged.
 
     Args:
-        write: False on processes that only take part in the block.
+        write: False on processes that enter the block without writing files: then nothing is made
+            or replaced.
     """
     temporary = target.with_name(f".{target.name}.partial")
     if not write:
@@ -36,14 +37,14 @@ def atomic_folder(target: Path, *, write: bool = True) -> Iterator[Path]:
     temporary.mkdir(parents=True)
     try:
         yield temporary
-        _put_in_place(temporary, target)
+        _replace(temporary, target)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
 def rename_aside(path: Path, suffix: str) -> Path:
-    """Renames a folder `NAME` to the hidden `.NAME.suffix`, replacing what was there."""
+    """Renames a folder `NAME` to the hidden `.NAME.suffix`, which it replaces."""
     aside = path.with_name(f".{path.name}.{suffix}")
     shutil.rmtree(aside, ignore_errors=True)
     os.replace(path, aside)
@@ -56,7 +57,7 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def sha256_of(path: Path) -> str:
-    """Hash of a file's contents, as hexadecimal digits."""
+    """SHA-256 of a file's contents, in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(2**20):
@@ -65,17 +66,17 @@ def sha256_of(path: Path) -> str:
 
 
 def epoch_folders(parent: Path) -> list[Path]:
-    """Folders of checkpoints or evaluations, oldest first, complete or not."""
+    """Folders of checkpoints or evaluations in `parent`, oldest first, complete or not."""
     found = [path for path in parent.glob("epoch-*") if path.name.partition("-")[2].isdigit()]
     return sorted(found, key=epoch_of)
 
 
 def epoch_of(path: Path) -> int:
-    """The epoch in the name of a folder of a checkpoint or an evaluation."""
+    """Epoch in the name of a folder of a checkpoint or an evaluation."""
     return int(path.name.partition("-")[2])
 
 
-def _put_in_place(temporary: Path, target: Path) -> None:
+def _replace(temporary: Path, target: Path) -> None:
     for path in [*files_in(temporary), temporary, *_folders_in(temporary)]:
         _sync(path)
     former = target.with_name(f".{target.name}.removed")

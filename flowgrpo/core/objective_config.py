@@ -1,4 +1,4 @@
-"""The config section of the objective: one class per objective, told apart by `name`."""
+"""Config section of the objective: one class per objective, discriminated by `name`."""
 
 from typing import Any, Literal
 
@@ -9,16 +9,19 @@ from flowgrpo.core.sections import Section
 
 
 class GRPOObjective(Section):
-    """Flow-GRPO: PPO's clipped surrogate, and the KL to the reference."""
+    """Flow-GRPO (arXiv 2505.05470): PPO's clipped surrogate, plus a KL penalty to the reference."""
 
     name: Literal["grpo"] = "grpo"
+    """Name of the objective."""
     clip_range: tuple[float, float] = (1e-4, 1e-4)
-    """How far the ratio may fall and rise; a single number sets both. A log-prob is a mean over
-    latent dimensions, so the useful range is 1e-5 to 1e-3."""
+    """How far the likelihood ratio may fall below and rise above 1 before it is clipped; a single
+    number sets both. Useful values are 1e-5 to 1e-3, because log-probabilities are means over
+    latent dimensions."""
     kl_weight: float = Field(default=0.0, ge=0)
-    """Weight of the KL to the reference; 0 computes no reference."""
+    """Weight of the KL divergence to the reference, which is the model before training. 0 saves the
+    forward pass of the reference."""
     max_advantage: float = Field(default=5.0, gt=0)
-    """Advantages are clipped to plus or minus this."""
+    """Largest absolute value of an advantage; larger ones are clipped."""
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -27,12 +30,12 @@ class GRPOObjective(Section):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the loss reads the reference's mean, at the cost of one more forward."""
+        """Whether the loss needs the reference's mean, which costs one more forward pass."""
         return self.kl_weight > 0
 
     @property
     def replay_tolerance(self) -> float:
-        """How far a replayed ratio may be from its rollout's before any update."""
+        """Largest deviation from 1 of a ratio that is replayed before any update."""
         return min(self.clip_range) / 10
 
     @field_validator("clip_range", mode="before")

@@ -1,4 +1,4 @@
-"""Config sections for sampling: rollouts and evaluation."""
+"""Config sections of sampling: rollouts and evaluation."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,17 +9,20 @@ from flowgrpo.core.sections import Section
 
 
 class Window(Section):
-    """Which steps are stochastic and trained. The last step of a schedule never is."""
+    """The stochastic steps of a rollout, which are the ones that are trained; the others are
+    deterministic. `all` stands for every step but the last, a number n for `{size: n}`."""
 
     size: int | None = Field(default=None, ge=1)
-    """Number of consecutive steps; default: all from `first` to `last`."""
+    """Number of consecutive steps. By default all steps from `first` to `last`; if it is smaller
+    than that, the first step of the window is drawn at random for each group."""
     first: int = Field(default=0, ge=0)
+    """Index of the first step that may be in the window."""
     last: int | None = Field(default=None, ge=0)
-    """Last step that may be in the window, itself included; default: the last but one of the
-    schedule. Where there is room, each group draws its window's start."""
+    """Index of the last step that may be in the window. By default the schedule's last but one: its
+    last step is always deterministic."""
 
 
-def _window(value: Any) -> Any:
+def _expand_window(value: Any) -> Any:
     if value == "all":
         return {}
     if isinstance(value, int) and not isinstance(value, bool):
@@ -28,24 +31,38 @@ def _window(value: Any) -> Any:
 
 
 class SamplingConfig(Section):
+    """How rollouts are sampled."""
+
     num_inference_steps: int = Field(default=10, ge=2)
+    """Number of denoising steps of a rollout."""
     group_size: int = Field(default=16, ge=2)
-    """K, images per prompt."""
+    """Number of images (or videos) per prompt, whose rewards are compared with one another."""
     groups_per_epoch: int = Field(default=8, ge=1)
+    """Number of prompts per epoch, over all processes, each with one group of images."""
     micro_batch_size: int | None = Field(default=None, ge=1)
-    """Images per denoiser call; default: the whole group."""
+    """Number of images per denoiser call, in sampling and in training; a smaller one takes less
+    memory. By default the entire group."""
     sde: Literal["ode", "flow_sde", "cps", "dance_sde", "exact_sde", "ddim"] = "flow_sde"
+    """How noise enters a stochastic step, for any parametrisation of the model: `flow_sde`
+    (Flow-GRPO, arXiv 2505.05470), `cps` (coefficients-preserving, arXiv 2509.05952), `dance_sde`
+    (DanceGRPO, arXiv 2505.07818), `exact_sde` (`flow_sde` integrated exactly over a step), `ddim`
+    (arXiv 2010.02502). `ode` is deterministic and cannot be trained."""
     noise_level: float = Field(default=0.7, ge=0)
-    window: Annotated[Window, BeforeValidator(_window)] = Window()
+    """Strength of that noise: the papers' a or eta. At most 1 for `cps` and `ddim`; must be above 0
+    for training."""
+    window: Annotated[Window, BeforeValidator(_expand_window)] = Window()
+    """Steps that are stochastic and trained: `all`, a number, or a mapping."""
     shared_noise: bool = False
-    """All images of a group start from the same noise and differ by the window's noise only."""
+    """Starts all images of a group from the same initial noise, so that they differ only by the
+    noise of the window's steps."""
     tape_on_cpu: bool = False
-    """Rollouts wait on the CPU until they are trained on: less memory of a GPU."""
+    """Keeps rollouts on the CPU until they are trained on, which takes less GPU memory."""
     call: dict[str, Any] = Field(default_factory=dict)
-    """The pipeline's own arguments, untouched: guidance_scale, height, width, ..."""
+    """The pipeline's own arguments, passed on as they are: `guidance_scale`, `height`, `width`,
+    ..."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> "SamplingConfig":
+    def _check_steps(self) -> "SamplingConfig":
         if self.sde in ("cps", "ddim") and self.noise_level > 1:
             raise ConfigError(
                 f"sampling.noise_level is {self.noise_level}, but must be at most 1 for "
@@ -70,24 +87,29 @@ class SamplingConfig(Section):
 
 
 class EvaluationConfig(Section):
+    """Evaluation with the pipeline's own sampler and the same initial noise each time."""
+
     every: int = Field(default=0, ge=0)
-    """Epochs between evaluations; 0: only the base model and the result."""
+    """Number of epochs between evaluations. 0 evaluates only the model before and after
+    training."""
     num_inference_steps: int | None = Field(default=None, ge=1)
-    """Default: as in sampling."""
+    """Number of denoising steps. By default `sampling.num_inference_steps`."""
     call: dict[str, Any] | None = None
-    """The pipeline's arguments; default: as in sampling."""
+    """The pipeline's own arguments, in place of `sampling.call`. By default the same."""
     seeds: list[int] = Field(default=[0], min_length=1)
-    """Images per prompt, one a seed; a number n stands for 0 to n - 1."""
+    """Seeds of the initial noise, one image per prompt and seed. A number n stands for 0 to
+    n - 1."""
     max_prompts: int | None = Field(default=None, ge=1)
-    """At most so many of each prompt file, evenly spaced."""
+    """Largest number of prompts evaluated per prompt file, taken at even intervals. By default
+    all."""
 
     @field_validator("seeds", mode="before")
     @classmethod
-    def _count(cls, value: Any) -> Any:
+    def _expand_count(cls, value: Any) -> Any:
         return list(range(value)) if isinstance(value, int) else value
 
     @model_validator(mode="after")
-    def _own_arguments(self) -> "EvaluationConfig":
+    def _check_call(self) -> "EvaluationConfig":
         reject_sampler_arguments("evaluation.call", self.call or {})
         return self
 
@@ -104,18 +126,19 @@ SAMPLER_ARGUMENTS = {
     "output_type",
     "return_dict",
 }
-"""Arguments of a pipeline's call that sampling sets, or that would change what it returns."""
+"""Arguments of a pipeline's call that the sampler sets, or that would change what it returns."""
 
 
 def require_stochastic_steps(sampling: SamplingConfig) -> None:
-    """Raises ConfigError where no step would be random."""
+    """Raises ConfigError if no step would be random."""
     if sampling.sde == "ode" or sampling.noise_level == 0:
         raise ConfigError(
             f"sampling.sde is {sampling.sde} with noise_level {sampling.noise_level}, but "
-            "training needs random steps; use flow_sde with 0.7, say."
+            "training needs random steps; use flow_sde with 0.7, for example."
         )
 
 
 def reject_sampler_arguments(section: str, call: dict[str, Any]) -> None:
+    """Raises ConfigError if `call`, the setting named `section`, has one of SAMPLER_ARGUMENTS."""
     for name in sorted(call.keys() & SAMPLER_ARGUMENTS):
-        raise ConfigError(f"{section}.{name} is set, but is the sampler's own; remove it.")
+        raise ConfigError(f"{section}.{name} is set, but the sampler sets it; remove it.")

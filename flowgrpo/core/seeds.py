@@ -1,8 +1,7 @@
-"""Every random draw is a pure function of what it is for.
+"""Random draws as pure functions of a key, such as ``(seed, epoch, group, sample, "step", step)``.
 
-A draw is named by a key such as ``(seed, epoch, group, sample, "noise", step)``; nothing reads or
-moves a global generator. Exact resume, the same samples on any number of processes, and one grid
-cell made again alone all follow from this.
+No global generator is read or advanced. Exact resume, equal samples on any number of processes, and
+a grid cell that can be made again on its own all follow from this.
 """
 
 import hashlib
@@ -11,31 +10,31 @@ import torch
 
 
 def seed_for(*key: int | str) -> int:
-    """A 63-bit seed that depends on every part of `key` and on its order."""
+    """Returns a seed in [0, 2^63) that depends on every part of `key` and on their order."""
     digest = hashlib.sha256("\0".join(f"{type(k).__name__}:{k}" for k in key).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def generator_for(*key: int | str) -> torch.Generator:
-    """A fresh CPU generator for `key`; CPU, so that every device draws the same numbers."""
+    """Returns a new generator for `key`, on the CPU so that every device gets the same numbers."""
     return torch.Generator().manual_seed(seed_for(*key))
 
 
 def normal(shape: torch.Size | tuple[int, ...], *key: int | str) -> torch.Tensor:
-    """Standard normal numbers of `shape`, float32, on the CPU."""
+    """Returns standard normal numbers of `shape`, float32, on the CPU."""
     return torch.randn(shape, generator=generator_for(*key), dtype=torch.float32)
 
 
 def permutation(n: int, *key: int | str) -> list[int]:
-    """The numbers 0 to n - 1 in a random order."""
+    """Returns the numbers 0 to n - 1 in random order."""
     return torch.randperm(n, generator=generator_for(*key)).tolist()
 
 
 def integer(low: int, high: int, *key: int | str) -> int:
-    """A uniform integer with low <= value <= high."""
+    """Returns a uniform integer in [low, high], both included."""
     return low + int(torch.randint(high - low + 1, (1,), generator=generator_for(*key)))
 
 
 def initial_noise_seed(run_seed: int, prompt: str, seed: int) -> int:
-    """The same noise for the same prompt and seed, in evaluations and grids alike."""
+    """Seed of the initial noise of one image in evaluations and grids, by its prompt and seed."""
     return seed_for(run_seed, "evaluation", prompt, seed)

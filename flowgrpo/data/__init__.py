@@ -1,1 +1,1 @@
-"""What goes in: rows of prompts, their images and videos, and who samples what."""
+"""Prompts with their images and videos, samples as files, and the groups of each epoch."""

@@ -1,65 +1,43 @@
-"""Pictures and videos: columns that hold them, how they are opened, and the files they become.
+"""Images and videos of prompt files: located, opened and hashed.
 
-A sample is a PIL image, or a video: a list of PIL frames, RGB, in order.
+An image is opened as a PIL image, a video as a list of PIL frames in order.
 """
 
 import contextlib
 import hashlib
-import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from PIL import Image, ImageOps
 
+from flowgrpo.data.columns import Stored, is_mask, is_media
 from flowgrpo.data.samples import read_video
 
 VIDEO_FILES = {".mp4", ".mov", ".webm", ".mkv", ".avi", ".m4v"}
-
-
-@dataclass(kw_only=True, frozen=True)
-class Stored:
-    """A picture or video inside a `datasets.Dataset`, read from there when it is opened."""
-
-    dataset: Any
-    """With one column and `with_format("arrow")`, so that nothing is decoded."""
-    index: int
-
-    def read(self) -> Any:
-        """As it is stored: a path, a mapping with `bytes` or a `path`, or a list of these."""
-        (column,) = self.dataset[self.index].columns
-        return column[0].as_py()
-
-
-def is_media(column: str) -> bool:
-    """Whether a column of this name holds pictures or videos: image, control_image, mask, ..."""
-    return re.search(r"(^|_)(image|images|video|mask)$", column) is not None
-
-
-def is_mask(column: str) -> bool:
-    return "mask" in column.split("_")
+"""Suffixes of video files; a .gif is a video only in a video column."""
 
 
 def is_video_file(column: str, path: Path) -> bool:
-    """Whether a media column's file is read as a video; of a GIF a picture column has one frame."""
+    """Whether a file in a media column is read as a video; a GIF in an image column is its first
+    frame."""
     suffix, video = path.suffix.lower(), column.split("_")[-1] == "video"
     return video if suffix == ".gif" else suffix in VIDEO_FILES and (video or is_mask(column))
 
 
 def located(value: Any, folder: Path) -> Any:
-    """Paths of a media value from `folder`; an empty path, as of an empty CSV cell, is None."""
+    """The value, with its paths relative to `folder`; an empty path, as in a CSV cell, is None."""
     if isinstance(value, (str, Path)):
         return str(folder / Path(value).expanduser()) if str(value).strip() else None
     return [located(item, folder) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def opened(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns with pictures and videos opened: RGB images and frames, masks in grey (`L`).
+    """The columns with images and videos opened, as RGB; masks as greyscale (`L`).
 
     Raises:
-        ValueError: names the column, the file and the reason.
+        ValueError: an image or video cannot be read; names the column, the file and the reason.
     """
     return {
         name: _opened(name, value) if is_media(name) else value for name, value in columns.items()
@@ -67,7 +45,7 @@ def opened(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def digest(value: Any) -> Any:
-    """A media value as JSON that changes with the contents of its files or with its pixels."""
+    """The value with each image and video replaced by the SHA-256 of its file or its pixels."""
     if isinstance(value, Stored):
         return digest(value.read())
     if isinstance(value, (list, tuple)):
@@ -89,20 +67,21 @@ def _opened(name: str, value: Any) -> Any:
         return None
     mode = "L" if is_mask(name) else "RGB"
     if isinstance(value, Image.Image):
-        label = "a picture"
+        label = "an image"
     elif isinstance(value, Mapping) and {"bytes", "path"} <= value.keys():
         label = value["path"] or "a file of the data set"
     elif isinstance(value, (str, Path)):
         label = str(value)
     else:
         raise ValueError(
-            f"{name} is a {type(value).__name__}, but must be a path, a picture, or a list of them."
+            f"{name} is of type {type(value).__name__}, but must be a path, an image, or a list of "
+            "them."
         )
     try:
         return _read(name, value, mode)
     except FileNotFoundError:
         raise ValueError(f"{name} is {label}, but there is no such file; correct it.") from None
-    except Exception as error:  # decoders raise what they like, and some of it is long
+    except Exception as error:  # decoders raise errors of any type, some with long messages
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ValueError(
             f"{name} is {label}, but cannot be read ({reason[0]}); replace it."
@@ -110,20 +89,20 @@ def _opened(name: str, value: Any) -> Any:
 
 
 def _read(name: str, value: Any, mode: str) -> Any:
-    """One picture, or the frames of one video."""
+    """Reads one image, or the frames of one video."""
     if isinstance(value, Image.Image):
         return ImageOps.exif_transpose(value).convert(mode)
-    with _file(value, "video.mp4" if name.endswith("video") else "picture.png") as path:
+    with _file(value, "video.mp4" if name.endswith("video") else "image.png") as path:
         if is_video_file(name, path):
             return [frame.convert(mode) for frame in read_video(path)]
-        with Image.open(path) as picture:
-            return ImageOps.exif_transpose(picture).convert(mode)
+        with Image.open(path) as image:
+            return ImageOps.exif_transpose(image).convert(mode)
 
 
 @contextlib.contextmanager
 def _file(value: Any, default: str) -> Iterator[Path]:
-    """The path of a value; bytes of a data set become a file for the time of the block, called
-    `default` where they have no name."""
+    """Yields the path of a value. Bytes of a data set become a temporary file, called `default` if
+    they have no name."""
     if not isinstance(value, Mapping):
         yield Path(value)
     elif value["bytes"] is None:

@@ -1,8 +1,7 @@
-"""Prompt files and data sets as rows: a prompt and its columns, with the place they came from."""
+"""Prompt files and data sets as rows: a prompt with its other columns and its source."""
 
 import csv
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -10,39 +9,46 @@ from pathlib import Path
 from typing import Any
 
 from flowgrpo.core.errors import ConfigError
-from flowgrpo.data.media import Stored, is_media, located, opened
+from flowgrpo.data.columns import is_media
+from flowgrpo.data.datasets import load_dataset, parse_dataset_name, rows_of_dataset
+from flowgrpo.data.media import located, opened
 
 
 @dataclass(kw_only=True, frozen=True)
 class Row:
-    """One line of a prompt file."""
+    """One row of a prompt file or data set."""
 
     prompt: str
+    """Text of the prompt."""
     columns: dict[str, Any] = field(default_factory=dict)
-    """Other columns, handed to the pipeline, if its call has a parameter of that name, and to the
-    rewards. Pictures and videos stay unread: `media.opened` opens them."""
+    """Other columns, passed to the rewards, and to the pipeline if its call has a parameter of that
+    name. Images and videos are not loaded: `media.opened` opens them."""
     source: str
-    """Where it stands, for messages: `signs.txt line 3`."""
+    """Where the row comes from, for messages: `signs.txt line 3`."""
 
 
 PromptSource = str | Path | Sequence[str] | Iterable[dict[str, Any]]
+"""A file or the name of a data set, or rows: prompts, mappings or a `datasets.Dataset`."""
 
 
 def load_prompts(source: PromptSource) -> list[Row]:
-    """Rows of a .txt, .jsonl or .csv file, of a list of prompts, or of a `datasets.Dataset`: the
-    object, or the name, folder or .parquet of one, with `:split` behind it if it has several.
+    """Loads prompts and their columns.
 
-    Empty lines are skipped; the same line twice is two rows. Columns like `image`, `control_image`,
-    `mask` or `video` hold paths, from the file's folder, or pictures; each is read once, to see
-    that it can be.
+    Empty lines are skipped; the same line twice makes two rows. Columns such as `image`,
+    `control_image`, `mask` or `video` hold images, or paths relative to the file; each is opened
+    once to check that it can be read.
+
+    Args:
+        source: .txt, .jsonl or .csv file; Hub name, folder or .parquet file of a data set, followed
+            by `:split` if it has several; list of prompts or mappings; or a `datasets.Dataset`.
 
     Raises:
-        ConfigError: a missing or empty file, a bad line, a row without a prompt, a picture that
-            cannot be read.
+        ConfigError: a missing or empty file, a malformed line, a row without a prompt, or an image
+            that cannot be read.
     """
     rows = _read(source)
     if not rows:
-        raise ConfigError(f"{_name(source)} holds no prompt; give at least one.")
+        raise ConfigError(f"{_name(source)} holds no prompts; add at least one.")
     _check_media(rows)
     return rows
 
@@ -54,12 +60,12 @@ def _read(source: PromptSource) -> list[Row]:
             'pass one split of it, or its rows (`.to_dict("records")` of a DataFrame).'
         )
     if not isinstance(source, (str, Path)):
-        items = _rows_of_dataset(source) if hasattr(source, "select_columns") else source
+        items = rows_of_dataset(source) if hasattr(source, "select_columns") else source
         return [_row(item, f"{_name(source)} row {i}", Path()) for i, item in enumerate(items)]
-    if (named := _named_dataset(str(source))) is not None:
-        place, split = named
-        items = _rows_of_dataset(_load_dataset(place, split))
-        return [_row(item, f"{source} row {i}", Path(place)) for i, item in enumerate(items)]
+    if (dataset := parse_dataset_name(str(source))) is not None:
+        name, split = dataset
+        items = rows_of_dataset(load_dataset(name, split))
+        return [_row(item, f"{source} row {i}", Path(name)) for i, item in enumerate(items)]
     path = Path(source).expanduser()
     if not path.is_file():
         raise ConfigError(
@@ -83,7 +89,7 @@ def _read_jsonl(path: Path) -> Iterable[tuple[int, Any]]:
             yield number, json.loads(line)
         except json.JSONDecodeError as error:
             raise ConfigError(
-                f"{path} line {number} is not JSON ({error.msg}); write one object a line."
+                f"{path} line {number} is not JSON ({error.msg}); write one object per line."
             ) from None
 
 
@@ -109,84 +115,27 @@ def _csv_rows(reader: csv.DictReader, path: Path) -> Iterable[dict[str, Any]]:
 
 
 READERS = {".txt": _read_txt, ".jsonl": _read_jsonl, ".csv": _read_csv}
+"""Readers of prompt files by suffix; each yields line numbers and items."""
 
 
-def _named_dataset(source: str) -> tuple[str, str | None] | None:
-    """Place and split of a folder, a .parquet or a hub name, owner/name; None for other files."""
-    place, _, split = source.rpartition(":") if re.search(r":\w+$", source) else (source, "", "")
-    path = Path(place).expanduser()
-    on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", place) and not path.parent.is_dir()
-    if path.is_dir() or (path.suffix == ".parquet" and path.is_file()):
-        return str(path), split or None
-    if on_hub and path.suffix not in {*READERS, ".parquet", ".json"}:
-        return place, split or None
-    return None
-
-
-def _load_dataset(place: str, split: str | None) -> Any:
-    try:
-        import datasets
-    except ImportError:
-        raise ConfigError(
-            f"prompts are the data set {place}, but datasets is not installed; run "
-            "`pip install datasets`."
-        ) from None
-    try:
-        if Path(place).is_file():
-            data = datasets.load_dataset("parquet", data_files=place)
-        elif Path(place, "dataset_dict.json").exists() or Path(place, "state.json").exists():
-            data = datasets.load_from_disk(place)
-        else:
-            data = datasets.load_dataset(place)
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(
-            f"prompts are the data set {place}, but it cannot be loaded ({reason}); check the name."
-        ) from error
-    splits = data if isinstance(data, Mapping) else {"train": data}
-    if split is None and len(splits) == 1:
-        (split,) = splits
-    if split not in splits:
-        raise ConfigError(
-            f"prompts are the data set {place}, whose splits are {', '.join(splits)}; name one, as "
-            f"{place}:{next(iter(splits))}."
-        )
-    return splits[split]
-
-
-def _rows_of_dataset(data: Any) -> Iterable[dict[str, Any]]:
-    """Rows whose pictures stay in the data set, encoded as they are, until they are opened."""
-    media = [name for name in data.column_names if is_media(name)]
-    encoded = {name: data.select_columns([name]).with_format("arrow") for name in media}
-    for index, row in enumerate(data.remove_columns(media).with_format(None)):
-        cells = {name: Stored(dataset=encoded[name], index=index) for name in media}
-        yield {**row, **{name: _path_or_stored(cell) for name, cell in cells.items()}}
-
-
-def _path_or_stored(cell: Stored) -> Any:
-    value = cell.read()
-    item = value[0] if isinstance(value, list) and value else value
-    return cell if isinstance(item, Mapping) else value
-
-
-def _row(item: Any, place: str, folder: Path) -> Row:
-    """A row whose paths start at `folder`."""
+def _row(item: Any, source: str, folder: Path) -> Row:
+    """Makes a row of a prompt or a mapping; its paths are relative to `folder`."""
     if isinstance(item, str):
         item = {"prompt": item}
     if not isinstance(item, dict):
         raise ConfigError(
-            f"{place} is a {type(item).__name__}, but must be a prompt or an object with one."
+            f"{source} is a {type(item).__name__}, but must be a prompt or an object with one."
         )
     prompt = item.get("prompt")
     if not isinstance(prompt, str) or not prompt.strip():
-        raise ConfigError(f"{place} has no prompt; add a `prompt` column with text.")
+        raise ConfigError(f"{source} has no prompt; add a `prompt` column with text.")
     columns = {str(key): value for key, value in item.items() if key != "prompt"}
     columns |= {name: located(value, folder) for name, value in columns.items() if is_media(name)}
-    return Row(prompt=prompt, columns=columns, source=place)
+    return Row(prompt=prompt, columns=columns, source=source)
 
 
 def _check_media(rows: Sequence[Row]) -> None:
-    """Opens every picture and video once, several at a time."""
+    """Opens every image and video once, several at a time; the first that fails is refused."""
     cells = {
         (name, value if isinstance(value, str) else id(value)): (row.source, {name: value})
         for row in reversed(rows)
@@ -195,11 +144,11 @@ def _check_media(rows: Sequence[Row]) -> None:
     }
 
     def check(cell: tuple[str, dict[str, Any]]) -> None:
-        place, column = cell
+        source, column = cell
         try:
             opened(column)
         except ValueError as error:
-            raise ConfigError(f"{place}: {error}") from error
+            raise ConfigError(f"{source}: {error}") from error
 
     with ThreadPoolExecutor(max_workers=8) as pool:
         for _ in pool.map(check, reversed(list(cells.values()))):
@@ -207,11 +156,12 @@ def _check_media(rows: Sequence[Row]) -> None:
 
 
 def _name(source: Any) -> str:
+    """Name of a source in messages."""
     return str(source) if isinstance(source, (str, Path)) else "dataset"
 
 
 def evenly_spaced(rows: Sequence[Row], most: int | None) -> list[Row]:
-    """At most `most` of the rows, from all over the file: prompt files are often sorted."""
+    """At most `most` rows at even intervals, because prompt files are often sorted."""
     if most is None or len(rows) <= most:
         return list(rows)
     return [rows[i * len(rows) // most] for i in range(most)]

@@ -1,4 +1,4 @@
-"""Samples, which are images or videos, and the files they are saved in."""
+"""Samples, which are images or videos, and the files that they are saved in."""
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -9,23 +9,25 @@ import numpy as np
 from PIL import Image, ImageSequence, PngImagePlugin
 
 Sample: TypeAlias = Image.Image | list[Image.Image]
+"""A PIL image, or a video as a list of PIL frames, RGB, in order."""
 
 
 STRIP = 5
-"""Frames of a video on a contact strip, at most."""
+"""Largest number of frames of a video in a strip."""
 
 
 def is_video(sample: Sample) -> bool:
+    """Whether a sample is a video."""
     return isinstance(sample, (list, tuple))
 
 
 def frames_of(sample: Sample) -> list[Image.Image]:
-    """The frames of a video; a picture is its own only frame."""
+    """The frames of a video; an image is its own only frame."""
     return [sample] if isinstance(sample, Image.Image) else list(sample)
 
 
 def strip_of(sample: Sample, most: int = STRIP) -> list[Image.Image]:
-    """At most `most` frames evenly spaced, the first and the last among them."""
+    """At most `most` frames at even intervals, the first and the last included."""
     frames = frames_of(sample)
     if len(frames) <= most:
         return frames
@@ -33,16 +35,20 @@ def strip_of(sample: Sample, most: int = STRIP) -> list[Image.Image]:
 
 
 def side_by_side(frames: Sequence[Image.Image], gap: int = 0) -> Image.Image:
-    """One picture of frames of one size, from left to right, with white gaps between them."""
+    """Joins frames of one size into one image, from left to right.
+
+    Args:
+        gap: width in pixels of the white gaps between them.
+    """
     width, height = frames[0].size
     sheet = Image.new("RGB", (len(frames) * (width + gap) - gap, height), "white")
-    for place, frame in enumerate(frames):
-        sheet.paste(frame, (place * (width + gap), 0))
+    for column, frame in enumerate(frames):
+        sheet.paste(frame, (column * (width + gap), 0))
     return sheet
 
 
 def save_sample(sample: Sample, path: Path, fps: float) -> None:
-    """Writes a picture as the PNG `path`; a video as an MP4 beside it, and its strip as the PNG."""
+    """Writes an image as the PNG `path`; a video as an MP4 next to it, and its strip as the PNG."""
     if not is_video(sample):
         frames_of(sample)[0].save(path)
         return
@@ -53,18 +59,26 @@ def save_sample(sample: Sample, path: Path, fps: float) -> None:
 
 
 def load_sample(path: Path) -> Sample:
-    """What `save_sample` wrote as PNG, without loss: a picture, or the frames of a strip."""
+    """Reads a PNG of `save_sample`, which is lossless: an image, or the frames of a strip."""
     with Image.open(path) as file:
-        picture, count = file.convert("RGB"), int(file.info.get("frames", 0))
+        image, count = file.convert("RGB"), int(file.info.get("frames", 0))
     if not count:
-        return picture
-    width = picture.width // count
-    return [picture.crop((i * width, 0, (i + 1) * width, picture.height)) for i in range(count)]
+        return image
+    width = image.width // count
+    return [image.crop((i * width, 0, (i + 1) * width, image.height)) for i in range(count)]
 
 
 def write_video(frames: Iterable[Image.Image], path: Path, fps: float) -> None:
-    """An MP4 that browsers play (H.264, 4:2:0). Odd sizes get one more row or column of pixels:
-    the format has none."""
+    """Writes an MP4 that browsers play (H.264, 4:2:0).
+
+    The format needs even sizes, so an odd height or width is padded by a copy of its last pixels.
+
+    Args:
+        fps: frame rate.
+
+    Raises:
+        RuntimeError: ffmpeg failed.
+    """
     import imageio.v2 as imageio
 
     frames = iter(frames)
@@ -83,15 +97,15 @@ def write_video(frames: Iterable[Image.Image], path: Path, fps: float) -> None:
     with target as writer:
         for frame in chain([first], frames):
             writer.append_data(np.pad(np.asarray(frame.convert("RGB")), edge, "edge"))
-    if not path.stat().st_size:  # ffmpeg says why on stderr, and no error comes back
+    if not path.stat().st_size:  # imageio raises no error; ffmpeg has printed the reason
         raise RuntimeError(
-            f"{path} could not be written ({first.width} x {first.height}, {fps:g} frames a "
+            f"{path} cannot be written ({first.width} x {first.height}, {fps:g} frames per "
             "second); see what ffmpeg printed."
         )
 
 
 def read_video(path: str | Path) -> list[Image.Image]:
-    """The frames of a video file or an animated GIF.
+    """Reads the frames of a video file or an animated GIF.
 
     Raises:
         ValueError: the file ends before its last frame.
@@ -104,8 +118,8 @@ def read_video(path: str | Path) -> list[Image.Image]:
     source: Any = imageio.get_reader(path, "ffmpeg")
     with source as reader:
         frames = [Image.fromarray(frame) for frame in reader]
-        about = reader.get_meta_data()
-    promised = about["duration"] * about["fps"]
-    if len(frames) < 0.9 * promised:
-        raise ValueError(f"it ends after {len(frames)} of {promised:.0f} frames")
+        metadata = reader.get_meta_data()
+    expected = metadata["duration"] * metadata["fps"]
+    if len(frames) < 0.9 * expected:
+        raise ValueError(f"it ends after {len(frames)} of {expected:.0f} frames")
     return frames

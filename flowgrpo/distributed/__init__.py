@@ -1,1 +1,1 @@
-"""Several processes as one run."""
+"""Several processes as one run: collectives, sharded weights, and a watchdog."""

@@ -1,7 +1,7 @@
-"""FSDP2: a denoiser spread over all processes, in place, so that the pipeline keeps its module.
+"""FSDP2: a denoiser sharded over all processes, in place, so that the pipeline keeps its module.
 
-Every process must then call the denoiser equally often; a checkpoint holds whole tensors, so that
-it loads on any number of processes, sharded or not.
+Every process must then call the denoiser equally often. Checkpoints hold full tensors, so they load
+on any number of processes, sharded or not.
 """
 
 from typing import Any
@@ -14,12 +14,12 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def shard(module: nn.Module, device: str) -> None:
-    """Spreads the parameters over all processes: block by block, then what is left.
+    """Shards the parameters over all processes: block by block, then those outside of any block.
 
     Gradients arrive summed over the processes.
 
     Args:
-        device: type of where the shards go, `cuda` or `cpu`.
+        device: type of the device of the shards, `cuda` or `cpu`.
     """
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     for part in (*_blocks(module), module):
@@ -27,33 +27,34 @@ def shard(module: nn.Module, device: str) -> None:
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(True)  # gloo has no other
+            part.set_force_sum_reduction_for_comms(True)  # gloo can only sum
 
 
 def is_sharded(module: nn.Module) -> bool:
+    """Whether `shard` was applied to a module."""
     return isinstance(module, FSDPModule)
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """The full tensor; of a sharded one on all processes, which must all ask."""
+    """The full tensor. If it is sharded, this is a collective that all processes must join."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def placed_like(value: Tensor, like: Tensor) -> Tensor:
-    """`value`, a whole tensor that all processes have, placed and sharded as `like` is."""
+    """The full tensor `value`, equal on all processes, with the device and sharding of `like`."""
     if not isinstance(like, DTensor) or isinstance(value, DTensor):
         return value.to(like.device)
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
 
 
 def drop_gathered(module: nn.Module) -> None:
-    """Drops what a forward pass has gathered, so that the parameters are the shards again."""
+    """Frees the parameters that a forward pass gathered, so that only the shards remain."""
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.reshard()
 
 
 def _blocks(module: nn.Module) -> list[Any]:
-    """The members of the module's own lists, which denoisers call one after the other."""
+    """The blocks in the module's own lists, which denoisers call one after the other."""
     lists = [part for part in module.children() if isinstance(part, nn.ModuleList)]
     return [block for blocks in lists for block in blocks if any(True for _ in block.parameters())]

@@ -1,8 +1,8 @@
-"""Several processes as one run: who makes what, and the few things they tell each other.
+"""Several processes as one run: shards of the work, and the collectives between them.
 
-Each process makes whole groups, so a group's statistics need no one else. Rewards are then known to
-all, which makes advantages the same numbers on any number of processes; gradients are summed once
-an update. Messages are JSON in tensors, never pickles. Launch with `torchrun` or `accelerate`.
+Each process samples entire groups, so a group's statistics need no other process. Rewards are
+gathered, which makes advantages the same on any number of processes; gradients are summed once per
+update. Messages are JSON in tensors, never pickles. Launch with `torchrun` or `accelerate`.
 """
 
 import json
@@ -24,93 +24,96 @@ T = TypeVar("T")
 
 
 COLLECTIVE_TIMEOUT = timedelta(days=7)
-"""Of one process for the others, whose work may be any amount more; the watch knows of deaths."""
+"""Long, because processes may do unequal work; the watchdog detects dead ones."""
 
 
 @dataclass(kw_only=True)
 class Processes:
-    """This process among those of the run; one alone needs none of it."""
+    """This process among those of the run. With a single process all collectives are trivial."""
 
     rank: int = 0
+    """Index of this process."""
     world_size: int = 1
-    messages: Any = None
-    """Process group of the JSON messages, on the CPU."""
+    """Number of processes."""
+    control_group: Any = None
+    """gloo process group of the JSON messages, which are on the CPU."""
     watchdog: Watchdog | None = field(default=None, repr=False)
-    """Ends this process when another one is gone."""
+    """Ends this process when another one is gone; None before `start_watchdog`."""
 
     @property
     def is_main(self) -> bool:
-        """The one that writes files and prints."""
+        """Whether this is rank 0, which writes files and prints."""
         return self.rank == 0
 
     def shard(self, items: Sequence[T], *, padded: bool = False) -> list[T]:
-        """This process's share of `items`: every `count`-th.
+        """Returns this process's shard of `items`: those at rank, rank + world_size, ...
 
         Args:
-            padded: all shares have the same length; the last item fills up the shorter ones.
+            padded: whether to repeat the last item so that all shards have the same length.
         """
         if padded and items:
             items = [*items, *[items[-1]] * (-len(items) % self.world_size)]
         return list(items[self.rank :: self.world_size])
 
     def all_gather(self, value: Any) -> list[Any]:
-        """What each process says, by rank. A value is JSON; floats arrive bit for bit."""
+        """Returns the JSON values of all processes, by rank. Floats arrive bit for bit."""
         if self.world_size == 1:
             return [value]
         mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
         with explain_loss(self.watchdog):
-            dist.all_gather(sizes, torch.tensor([len(mine)]), group=self.messages)
+            dist.all_gather(sizes, torch.tensor([len(mine)]), group=self.control_group)
             longest = max(int(size) for size in sizes)
             padded = torch.zeros(longest, dtype=torch.uint8)
             padded[: len(mine)] = mine
             texts = [torch.empty_like(padded) for _ in sizes]
-            dist.all_gather(texts, padded, group=self.messages)
+            dist.all_gather(texts, padded, group=self.control_group)
         pairs = zip(texts, sizes, strict=True)
         return [json.loads(text[: int(size)].numpy().tobytes()) for text, size in pairs]
 
     def broadcast(self, value: Any) -> Any:
-        """What the first process says."""
+        """Returns the JSON value of rank 0."""
         return self.all_gather(value if self.is_main else None)[0]
 
     def any(self, value: bool) -> bool:
+        """Whether `value` is true on any process."""
         return any(self.all_gather(value))
 
     def barrier(self) -> None:
-        """Until all are here."""
+        """Waits until all processes are here."""
         self.all_gather(None)
 
-    def unshard(self, shares: Sequence[Sequence[T]], count: int) -> list[T]:
-        """The items in order, from the shares that `shard` made of `count` of them."""
-        return [shares[i % self.world_size][i // self.world_size] for i in range(count)]
+    def unshard(self, shards: Sequence[Sequence[T]], count: int) -> list[T]:
+        """Returns `count` items in their order before `shard`, from the shards of all ranks."""
+        return [shards[i % self.world_size][i // self.world_size] for i in range(count)]
 
     def on_main(self, action: Callable[[], None]) -> None:
-        """Runs `action` on the first process; its ConfigError is raised on all."""
-        fault = None
+        """Runs `action` on rank 0; a ConfigError of it is raised on all processes."""
+        message = None
         if self.is_main:
             try:
                 action()
             except ConfigError as error:
-                fault = str(error)
-        fault = self.broadcast(fault)
-        if fault is not None:
-            raise ConfigError(fault)
+                message = str(error)
+        message = self.broadcast(message)
+        if message is not None:
+            raise ConfigError(message)
 
-    def assert_same(self, what: str, value: Any) -> None:
-        """Raises ConfigError where `value` differs between processes."""
-        said = self.all_gather(value)
-        for rank, other in enumerate(said):
-            if other != said[self.rank]:
+    def assert_same(self, name: str, value: Any) -> None:
+        """Raises ConfigError if the JSON `value` differs between processes."""
+        values = self.all_gather(value)
+        for rank, other in enumerate(values):
+            if other != values[self.rank]:
                 raise ConfigError(
-                    f"{what} of process {rank} differs from that of process {self.rank}, but all "
+                    f"{name} of process {rank} differs from that of process {self.rank}, but all "
                     "must work on the same; give every machine the same files and versions."
                 )
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Makes each gradient the sum over processes, in one flat all-reduce.
+        """Sums each gradient over the processes, in one flat all-reduce.
 
-        A tensor that has a gradient nowhere keeps none, so that the optimizer leaves it alone, as
-        it would in one process.
+        A tensor without a gradient on any process gets none, so that the optimizer skips it, as it
+        would with one process.
         """
         if self.world_size == 1:
             return
@@ -124,13 +127,16 @@ class Processes:
             parameter.grad = total.view_as(parameter) if counted else None
 
     def start_watchdog(self, on_loss: Callable[[str, str], None]) -> None:
-        """From now on this process ends when another one is gone, after a call of `on_loss` with
-        the reason's name and a sentence."""
+        """Ends this process when another one is gone, from now on.
+
+        Args:
+            on_loss: called with the reason's short name and a message before this process ends.
+        """
         if self.world_size > 1:
             self.watchdog = Watchdog(self.rank, self.world_size, self.broadcast, on_loss)
 
     def shut_down(self) -> None:
-        """The run is over: nobody is missed any more."""
+        """Stops the watchdog once all processes have reached the end of the run."""
         if self.watchdog is not None:
             self.watchdog.disarm()
             self.barrier()
@@ -139,7 +145,7 @@ class Processes:
 
 
 def init_processes() -> Processes:
-    """The processes that torchrun, accelerate or a group of the caller's own has made; else one.
+    """Joins the processes of torchrun or accelerate, or the caller's process group; else one alone.
 
     Raises:
         ConfigError: there are more processes on this machine than GPUs.
@@ -153,27 +159,29 @@ def init_processes() -> Processes:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if world_size == 1:
         return Processes()
-    messages = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
-    return Processes(rank=rank, world_size=world_size, messages=messages)
+    control_group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+    return Processes(rank=rank, world_size=world_size, control_group=control_group)
 
 
 def _choose_gpu() -> None:
     if not torch.cuda.is_available():
         return
-    place, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if place >= gpus:
+    index, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if index >= gpus:
         raise ConfigError(
-            f"LOCAL_RANK is {place}, but this machine has {gpus} GPUs; launch one process a GPU."
+            f"LOCAL_RANK is {index}, but this machine has {gpus} GPUs; launch one process per GPU."
         )
-    torch.cuda.set_device(place)
+    torch.cuda.set_device(index)
 
 
 def checksum(tensors: Sequence[Tensor]) -> int:
-    """Of the bits of float32 tensors, without a copy to the CPU; those of shards add up to that of
-    the whole, modulo 2^64."""
+    """Returns a checksum, in [0, 2^64), of the bits of float32 tensors, computed on their device.
+
+    The checksums of all ranks' shards add up to that of the full tensors, modulo 2^64.
+    """
     total = 0
     for number, tensor in enumerate(tensors, start=1):
-        own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        bits = own.detach().contiguous().view(torch.int32)
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        bits = local.detach().contiguous().view(torch.int32)
         total += number * int(bits.sum(dtype=torch.int64))
     return total % 2**64

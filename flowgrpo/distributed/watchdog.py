@@ -1,8 +1,7 @@
 """Notices within a minute that another process of the run is gone, and ends this one.
 
-A collective may wait for ever for a process that died, and a rollout may take longer than anyone
-wants to wait. So every process beats once a second in a store that the first one keeps, and a
-thread in each listens to the others.
+A collective may wait forever for a process that died, and a rollout may take long. So every process
+sends heartbeats to a store that rank 0 keeps, and a thread in each checks those of the others.
 """
 
 import json
@@ -20,124 +19,138 @@ from torch.distributed import TCPStore
 
 from flowgrpo.core.errors import ProcessLost
 
-BEAT = 1.0
-"""Seconds between two signs of life."""
+HEARTBEAT_INTERVAL = 1.0
+"""Time in seconds between two heartbeats of a process."""
 
 
-SILENCE = 30.0
-"""Seconds after which a silent process counts as dead; it may also hang."""
+HEARTBEAT_TIMEOUT = 30.0
+"""Time in seconds without a heartbeat after which a process counts as dead; it may also hang."""
 
 
-GRACE = 5.0
-"""Seconds that a failed message between processes waits for the reason to be known."""
+GRACE_PERIOD = 5.0
+"""Time in seconds that a failed collective waits for the watchdog to learn the reason."""
+
+Failure = tuple[str, str]
+"""Short name of the reason, and a message."""
 
 
 class Watchdog:
-    """Beats for this process and listens to the others.
+    """Sends the heartbeats of this process and checks those of the others, in a thread.
 
     Args:
-        rank: of this process; `count`: of all.
-        broadcast: what the first process says, on all.
-        on_loss: called with the reason's name and a sentence just before this process ends.
+        rank: index of this process.
+        world_size: number of processes.
+        broadcast: collective that returns the value of rank 0.
+        on_loss: called with the reason's short name and a message just before this process ends.
     """
 
     def __init__(
         self,
         rank: int,
-        count: int,
+        world_size: int,
         broadcast: Callable[[Any], Any],
-        on_loss: Callable[[str, str], None] = lambda reason, sentence: None,
+        on_loss: Callable[[str, str], None] = lambda reason, message: None,
     ):
-        self.rank, self.count, self.on_loss = rank, count, on_loss
-        self._ended = threading.Event()
-        self._store = _open_store(rank, count, broadcast)
+        self.rank, self.world_size, self.on_loss = rank, world_size, on_loss
+        self._disarmed = threading.Event()
+        self._store = _open_store(rank, broadcast)
         self._store.set(f"beat/{rank}", "0")
-        broadcast(None)  # every process has beaten once
-        self._thread = threading.Thread(target=self._listen, name="watch", daemon=True)
+        broadcast(None)  # multi_get would wait for a process that has never sent a heartbeat
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
 
     def report_failure(self, reason: str, message: str) -> None:
-        """This process stops on an error: the others shall stop at once, and say why."""
+        """Makes the other processes stop at once, with the error that stops this one."""
         try:
-            told = [self.rank, reason, f"process {self.rank} stopped: {message}"]
-            self._store.set("failed", json.dumps(told))
+            failure = [self.rank, reason, f"process {self.rank} stopped: {message}"]
+            self._store.set("failed", json.dumps(failure))
         except RuntimeError:
-            return  # the first process is gone with its store; the others notice by themselves
-        time.sleep(2 * BEAT)  # else a first process takes the store along before all have read it
+            return  # rank 0 is gone, and its store too: the others notice by themselves
+        time.sleep(2 * HEARTBEAT_INTERVAL)  # the store ends with rank 0: let all read it first
 
     def disarm(self) -> None:
-        """From here on processes may leave."""
-        self._ended.set()
+        """Lets other processes end from now on."""
+        self._disarmed.set()
 
     def stop(self) -> None:
-        self._ended.set()
+        """Disarms the watchdog and waits for its thread."""
+        self.disarm()
         self._thread.join()
 
-    def _listen(self) -> None:
-        beats: dict[int, tuple[bytes, float]] = {}
+    def _watch(self) -> None:
+        heartbeats: dict[int, tuple[bytes, float]] = {}
         count = 0
-        while not self._ended.wait(BEAT):
+        while not self._disarmed.wait(HEARTBEAT_INTERVAL):
             count += 1
             try:
-                heard = self._heard(count, beats)
+                failure = self._find_failure(count, heartbeats)
             except RuntimeError:
-                heard = (ProcessLost.reason, "process 0 is gone")
-            if heard and not self._ended.is_set():
-                self._end(*heard)
+                failure = (ProcessLost.reason, "process 0 is gone")
+            if failure and not self._disarmed.is_set():
+                self._end(*failure)
 
-    def _heard(self, count: int, beats: dict[int, tuple[bytes, float]]) -> tuple[str, str] | None:
-        """Beats, and listens once; returns what is wrong with another process, if anything."""
+    def _find_failure(
+        self, count: int, heartbeats: dict[int, tuple[bytes, float]]
+    ) -> Failure | None:
+        """Sends heartbeat number `count`; returns the failure of another process, if any.
+
+        Args:
+            heartbeats: the last heartbeat of each rank and when it was first seen; updated.
+        """
         self._store.set(f"beat/{self.rank}", str(count))
         if self._store.check(["failed"]):
-            rank, reason, sentence = json.loads(self._store.get("failed"))
-            return None if rank == self.rank else (reason, sentence)
+            rank, reason, message = json.loads(self._store.get("failed"))
+            return None if rank == self.rank else (reason, message)
         now = time.monotonic()
-        others = [rank for rank in range(self.count) if rank != self.rank]
-        heard = self._store.multi_get([f"beat/{rank}" for rank in others])
-        for rank, beat in zip(others, heard, strict=True):
-            if rank not in beats or beats[rank][0] != beat:
-                beats[rank] = (beat, now)
-            elif now - beats[rank][1] > SILENCE:
-                return ProcessLost.reason, f"process {rank} has been silent for {SILENCE:.0f} s"
+        others = [rank for rank in range(self.world_size) if rank != self.rank]
+        latest = self._store.multi_get([f"beat/{rank}" for rank in others])
+        for rank, heartbeat in zip(others, latest, strict=True):
+            if rank not in heartbeats or heartbeats[rank][0] != heartbeat:
+                heartbeats[rank] = (heartbeat, now)
+            elif now - heartbeats[rank][1] > HEARTBEAT_TIMEOUT:
+                message = f"process {rank} has been silent for {HEARTBEAT_TIMEOUT:.0f} s"
+                return ProcessLost.reason, message
         return None
 
-    def _end(self, reason: str, sentence: str) -> None:
+    def _end(self, reason: str, message: str) -> None:
         try:
             print(
-                f"flowgrpo: {sentence.rstrip('.')}; process {self.rank} stops, too. Go on with "
+                f"flowgrpo: {message.rstrip('.')}; process {self.rank} also stops. Continue with "
                 "--resume.",
                 file=sys.stderr,
                 flush=True,
             )
             sys.stdout.flush()
-            note = threading.Thread(target=self.on_loss, args=(reason, sentence), daemon=True)
-            note.start()
-            note.join(GRACE)  # the disk may be what is gone
+            callback = threading.Thread(target=self.on_loss, args=(reason, message), daemon=True)
+            callback.start()
+            callback.join(GRACE_PERIOD)  # it writes to a disk that may be what failed
         finally:
             os._exit(1)  # the main thread may wait in a collective that nothing can interrupt
 
 
 @contextmanager
-def explain_loss(watch: Watchdog | None) -> Iterator[None]:
-    """Around messages between processes: one that fails waits for the watch to say why."""
+def explain_loss(watchdog: Watchdog | None) -> Iterator[None]:
+    """Raises ProcessLost if a collective in the block fails, unless the watchdog ends the process
+    first, with the reason that another process reported."""
     try:
         yield
     except RuntimeError as error:
-        if watch is not None:
-            time.sleep(GRACE)  # the watch ends this process here if another one told its reason
+        if watchdog is not None:
+            time.sleep(GRACE_PERIOD)
         raise ProcessLost(
-            "another process of the run is gone, so this one stops, too; go on with --resume."
+            "another process of the run is gone, so this one also stops; continue with --resume."
         ) from error
 
 
-def _open_store(rank: int, count: int, broadcast: Callable[[Any], Any]) -> TCPStore:
+def _open_store(rank: int, broadcast: Callable[[Any], Any]) -> TCPStore:
+    """Opens the store of rank 0, whose host and port are broadcast."""
     host = os.environ.get("MASTER_ADDR", "")
-    wait = timedelta(seconds=SILENCE)
+    timeout = timedelta(seconds=HEARTBEAT_TIMEOUT)
     if rank == 0:
         store = TCPStore(host or "localhost", 0, is_master=True, wait_for_workers=False)
         broadcast([host or socket.gethostname(), store.port])
     else:
-        place, port = broadcast(None)
-        store = TCPStore(place, port, is_master=False, timeout=wait)
-    store.set_timeout(wait)
+        main_host, port = broadcast(None)
+        store = TCPStore(main_host, port, is_master=False, timeout=timeout)
+    store.set_timeout(timeout)
     return store

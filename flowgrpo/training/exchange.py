@@ -12,6 +12,9 @@ from torch import Tensor
 
 from flowgrpo.core.errors import RunStopped
 from flowgrpo.distributed.processes import Processes
+from flowgrpo.policy.policy import Policy
+from flowgrpo.runs.state import TrainerState
+from flowgrpo.training.metrics import MetricSums, means_of
 from flowgrpo.training.rollouts import RolloutGroup
 
 
@@ -64,6 +67,16 @@ def rollout_metrics(groups: Sequence[Mapping[str, Any]], num_images: int) -> dic
     flat = sum(group["num_flat"] for group in groups) / num_images
     velocity_rms = sum(group["velocity_rms"] for group in groups) / len(groups)
     return {**({"flat_images": flat} if flat else {}), "velocity_rms": velocity_rms}
+
+
+def training_metrics(
+    sums: MetricSums, policy: Policy, state: TrainerState, processes: Processes
+) -> dict[str, float]:
+    """Means over the transitions of all processes; adds their denoiser calls to the state."""
+    messages = processes.all_gather({**sums.to_message(), "calls": policy.pop_denoiser_calls()})
+    for name in state.denoiser_calls:
+        state.denoiser_calls[name] += sum(message["calls"][name] for message in messages)
+    return means_of(messages)
 
 
 def groups_to_replay(

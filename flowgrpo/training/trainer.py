@@ -22,17 +22,15 @@ from flowgrpo.data.prompts import PromptSource
 from flowgrpo.distributed.processes import init_processes
 from flowgrpo.evaluation.evaluate import Evaluator
 from flowgrpo.evaluation.scores import load_scores
-from flowgrpo.pipelines.call_checks import call_warnings
 from flowgrpo.policy.weights import inference_weights, load_weights, reference
-from flowgrpo.preflight.replay_check import check_replay
+from flowgrpo.preflight.start import check_start
 from flowgrpo.reporting.sheets import SHEET_ROWS
 from flowgrpo.reporting.summary import summarize
 from flowgrpo.runs import checkpoint
 from flowgrpo.runs.state import TrainerState
-from flowgrpo.scoring.audit import require_varying_scores
 from flowgrpo.training import exchange
 from flowgrpo.training.learner import Learner
-from flowgrpo.training.metrics import MetricSums, means_of, reward_metrics
+from flowgrpo.training.metrics import MetricSums, reward_metrics
 from flowgrpo.training.rollouts import RolloutGroup, sample_groups
 from flowgrpo.training.run import Run
 from flowgrpo.training.setup import Arguments, open_policy, set_up
@@ -162,7 +160,7 @@ class GRPOTrainer:
                 **reward_metrics(rewards, totals),
                 "tied_groups": tied_groups,
                 **rollout_metrics,
-                **self._training_metrics(sums),
+                **exchange.training_metrics(sums, self.policy, self.state, self.processes),
                 "grad_norm": sum(grad_norms) / len(grad_norms),
                 "grad_norm_max": max(grad_norms),
                 "weights_checksum": self.learner.checksum(),
@@ -196,23 +194,17 @@ class GRPOTrainer:
         return is_complete
 
     def _begin(self) -> None:
-        """Comes before the first epoch: the replay check, the run folder, the base's evaluation."""
-        config, row = self.config, self.inputs.rows[0]
-        rollout = check_replay(self.policy, row, config)
-        if self.processes.is_main:
-            path, sample = config.model.path, rollout.samples[0]
-            for sentence in call_warnings(self.policy.pipe, path, rollout.call, sample):
-                print(f"warning: {sentence}", file=sys.stderr)
+        """Comes before the first epoch: last checks, the run folder, the base's evaluation."""
         is_new = not self.run.is_evaluated(0)
-        if is_new:
-            videos = self.policy.makes_videos
-            for reward in self.inputs.scored:
-                require_varying_scores(reward, row, config.sampling.call, videos=videos)
+        warnings = check_start(self.policy, self.inputs, self.config, check_rewards=is_new)
+        if self.processes.is_main:
+            for sentence in warnings:
+                print(f"warning: {sentence}", file=sys.stderr)
         self.run.begin()
         if is_new:
             self.evaluate(0)
             self.run.exit_if_interrupted()
-        if config.guards.rollbacks and not self.state.epoch:
+        if self.config.guards.rollbacks and not self.state.epoch:
             self.run.save()  # something to roll back to
         self._evaluate_if_due()
 
@@ -250,15 +242,6 @@ class GRPOTrainer:
         return exchange.groups_to_replay(
             indices, teaches, self.processes, in_step=self.policy.is_sharded
         )
-
-    def _training_metrics(self, sums: MetricSums) -> dict[str, float]:
-        """Means over the transitions of all processes; adds their denoiser calls to the state."""
-        messages = self.processes.all_gather(
-            {**sums.to_message(), "calls": self.policy.pop_denoiser_calls()}
-        )
-        for name in self.state.denoiser_calls:
-            self.state.denoiser_calls[name] += sum(message["calls"][name] for message in messages)
-        return means_of(messages)
 
     def _evaluate_if_due(self) -> None:
         every, epoch = self.config.evaluation.every, self.state.epoch
