@@ -70,10 +70,10 @@ def parse_config(data: dict[str, Any], overrides: Sequence[str] = ()) -> GRPOCon
 
 def dump_config(config: GRPOConfig) -> str:
     """The config as YAML, with every default written out."""
-    return yaml.safe_dump(plain(config), sort_keys=False)
+    return yaml.safe_dump(config_as_json(config), sort_keys=False)
 
 
-def plain(config: GRPOConfig) -> dict[str, Any]:
+def config_as_json(config: GRPOConfig) -> dict[str, Any]:
     """The config as JSON values, with the repr of other values, such as an image of a call."""
     return config.model_dump(mode="json", fallback=repr)
 

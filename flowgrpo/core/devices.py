@@ -13,12 +13,12 @@ from torch.utils._pytree import tree_map
 CPU = torch.device("cpu")
 
 
-def wake(module: nn.Module, device: torch.device) -> None:
+def to_device(module: nn.Module, device: torch.device) -> None:
     """Moves a module's weights to the device where it works."""
     module.to(device)
 
 
-def rest(module: nn.Module) -> None:
+def to_cpu(module: nn.Module) -> None:
     """Moves a module's weights to the CPU, where they wait."""
     module.to(CPU)
 
@@ -39,15 +39,15 @@ def on_device(models: Sequence[nn.Module]) -> Iterator[None]:
         return
     with _models_in_use:
         for model in models:
-            wake(model, _home_devices.setdefault(model, _device_of(model)))
+            to_device(model, _home_devices.setdefault(model, _device_of(model)))
         try:
             yield
         finally:
             for model in models:
-                rest(model)
+                to_cpu(model)
 
 
-def moved(value: Any, device: torch.device) -> Any:
+def move_tensors(value: Any, device: torch.device) -> Any:
     """The value, a tree, with every tensor on `device`; one that is there already is not copied."""
     return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, value)
 

@@ -26,14 +26,18 @@ def is_video_file(column: str, path: Path) -> bool:
     return video if suffix == ".gif" else suffix in VIDEO_FILES and (video or is_mask(column))
 
 
-def located(value: Any, folder: Path) -> Any:
+def resolve_paths(value: Any, folder: Path) -> Any:
     """The value, with its paths relative to `folder`; an empty path, as in a CSV cell, is None."""
     if isinstance(value, (str, Path)):
         return str(folder / Path(value).expanduser()) if str(value).strip() else None
-    return [located(item, folder) for item in value] if isinstance(value, (list, tuple)) else value
+    return (
+        [resolve_paths(item, folder) for item in value]
+        if isinstance(value, (list, tuple))
+        else value
+    )
 
 
-def opened(columns: Mapping[str, Any]) -> dict[str, Any]:
+def open_media(columns: Mapping[str, Any]) -> dict[str, Any]:
     """The columns with images and videos opened, as RGB; masks as greyscale (`L`).
 
     Raises:

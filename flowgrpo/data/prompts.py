@@ -11,7 +11,7 @@ from typing import Any
 from flowgrpo.core.errors import ConfigError
 from flowgrpo.data.columns import is_media
 from flowgrpo.data.datasets import load_dataset, parse_dataset_name, rows_of_dataset
-from flowgrpo.data.media import located, opened
+from flowgrpo.data.media import open_media, resolve_paths
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -22,7 +22,7 @@ class Row:
     """Text of the prompt."""
     columns: dict[str, Any] = field(default_factory=dict)
     """Other columns, passed to the rewards, and to the pipeline if its call has a parameter of that
-    name. Images and videos are not loaded: `media.opened` opens them."""
+    name. Images and videos are not loaded: `media.open_media` opens them."""
     source: str
     """Where the row comes from, for messages: `signs.txt line 3`."""
 
@@ -130,7 +130,9 @@ def _row(item: Any, source: str, folder: Path) -> Row:
     if not isinstance(prompt, str) or not prompt.strip():
         raise ConfigError(f"{source} has no prompt; add a `prompt` column with text.")
     columns = {str(key): value for key, value in item.items() if key != "prompt"}
-    columns |= {name: located(value, folder) for name, value in columns.items() if is_media(name)}
+    columns |= {
+        name: resolve_paths(value, folder) for name, value in columns.items() if is_media(name)
+    }
     return Row(prompt=prompt, columns=columns, source=source)
 
 
@@ -146,7 +148,7 @@ def _check_media(rows: Sequence[Row]) -> None:
     def check(cell: tuple[str, dict[str, Any]]) -> None:
         source, column = cell
         try:
-            opened(column)
+            open_media(column)
         except ValueError as error:
             raise ConfigError(f"{source}: {error}") from error
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from flowgrpo.core.sampling_config import SAMPLER_ARGUMENTS
 from flowgrpo.core.seeds import seed_for
-from flowgrpo.data.media import opened
+from flowgrpo.data.media import open_media
 from flowgrpo.data.prompts import Row
 from flowgrpo.data.samples import Sample
 from flowgrpo.pipelines.seams import patched_for_call
@@ -71,7 +71,7 @@ def call_pipeline(
     counts = [name for name in COUNTS if name in known]
     if batching.by_count and not counts:
         raise ValueError(f"{type(pipe).__name__} has no argument for the number of samples.")
-    arguments = {**call, **opened(call_columns(pipe, row))}
+    arguments = {**call, **open_media(call_columns(pipe, row))}
     arguments |= {"prompt": row.prompt} if "prompt" in known else {}
     if batching.by_count:
         arguments[counts[0]] = len(seeds)

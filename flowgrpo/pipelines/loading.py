@@ -10,7 +10,7 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import nn
 
-from flowgrpo.core.devices import CPU, wake
+from flowgrpo.core.devices import CPU, to_device
 from flowgrpo.core.errors import ConfigError, did_you_mean
 from flowgrpo.core.sections import ModelConfig
 from flowgrpo.pipelines.attention import set_attention_backend
@@ -79,7 +79,7 @@ def offload_parts(pipe: Any, device: str | torch.device, kept: Collection[nn.Mod
     models = find_models(pipe).values()
     for model in models:
         if model not in kept:
-            wake(model, torch.device(device))
+            to_device(model, torch.device(device))
     # A part may be held under several names, and must be offloaded once.
     others = dict.fromkeys(part for part in modules_of(pipe).values() if part not in models)
     offload(pipe, others, models, torch.device(device))

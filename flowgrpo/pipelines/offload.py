@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from flowgrpo.core.devices import moved, rest, wake
+from flowgrpo.core.devices import move_tensors, to_cpu, to_device
 
 
 class Stages:
@@ -34,7 +34,7 @@ class Stages:
         self.device = device
         self._awake: list[nn.Module] = []
         for stage in stages:
-            rest(stage)
+            to_cpu(stage)
             # Submodules too: some pipelines call them directly, and a VAE's `decode` is not its
             # forward, so only its submodules' hooks run.
             for module in stage.modules():
@@ -45,17 +45,17 @@ class Stages:
     def leave(self) -> None:
         """Sends the stages that are on the device back to the CPU."""
         while self._awake:
-            rest(self._awake.pop())
+            to_cpu(self._awake.pop())
 
     def _waking_hook(self, stage: nn.Module) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
             if stage in self._awake:
                 return None
-            wake(stage, self.device)
+            to_device(stage, self.device)
             self._awake.append(stage)
             # Some pipelines put a stage's inputs on the device where they find the stage, the CPU.
             # Submodules keep their own input containers, because some write to them.
-            return moved((args, kwargs), self.device) if module is stage else None
+            return move_tensors((args, kwargs), self.device) if module is stage else None
 
         return hook
 

@@ -101,10 +101,10 @@ class Policy:
         if train.shard:
             for module in self.denoisers.values():
                 shard(module, pipe.device.type if device is None else device)
-        self.start: dict[str, Tensor] | None = None
+        self.start_weights: dict[str, Tensor] | None = None
         """Trained weights before training by name; None if switching the adapter off gives them."""
         if train.lora is None or train.lora.start:
-            self.start = {n: p.detach().clone() for n, p in self.parameters.items()}
+            self.start_weights = {n: p.detach().clone() for n, p in self.parameters.items()}
 
     @property
     def device(self) -> torch.device:

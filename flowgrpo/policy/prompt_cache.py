@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from flowgrpo.core.devices import CPU, moved, tensor_devices, to_devices
+from flowgrpo.core.devices import CPU, move_tensors, tensor_devices, to_devices
 from flowgrpo.pipelines.offload import is_offloaded
 from flowgrpo.pipelines.seams import patched_encode_prompt
 
@@ -42,7 +42,7 @@ class PromptCache:
             return to_devices(*self.entries[key])
         with torch.no_grad():
             value = stock(*args, **kwargs)
-        kept = moved(value, CPU) if is_offloaded(self.pipe) else value
+        kept = move_tensors(value, CPU) if is_offloaded(self.pipe) else value
         self.entries[key] = kept, tensor_devices(value)
         while sum(map(_tensor_bytes, self.entries.values())) > MAX_BYTES:
             self.entries.popitem(last=False)

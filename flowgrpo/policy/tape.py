@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flowgrpo.algorithms.sde import SDE_STEPS
-from flowgrpo.core.devices import moved
+from flowgrpo.core.devices import move_tensors
 from flowgrpo.pipelines.scheduler import Position, flow_coordinates
 
 NoiseFunction = Callable[[int, int, torch.Size], Tensor]
@@ -57,7 +57,7 @@ class Step:
 
     def to(self, device: torch.device) -> "Step":
         """Returns the same step with its tensors on `device`."""
-        return replace(self, **moved(vars(self), device))
+        return replace(self, **move_tensors(vars(self), device))
 
     @property
     def key(self) -> tuple[int, int]:
@@ -95,7 +95,7 @@ class Tape:
         """Returns the same tape with its tensors on `device`; those already there are shared."""
         target = torch.device(device)
         steps = {key: step.to(target) for key, step in self.steps.items()}
-        return replace(self, steps=steps, outputs=moved(self.outputs, target))
+        return replace(self, steps=steps, outputs=move_tensors(self.outputs, target))
 
     @property
     def window_steps(self) -> list[Step]:

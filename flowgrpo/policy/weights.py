@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 def reference(policy: "Policy") -> Iterator[None]:
     """Within the block the policy is the reference: the model as it was before training.
 
-    That is the base model with the adapter switched off, or `policy.start` if there is one.
+    That is the base model with the adapter switched off, or `policy.start_weights` if there is one.
     """
-    if policy.start is not None:
-        with trained_values(policy, policy.start):
+    if policy.start_weights is not None:
+        with trained_values(policy, policy.start_weights):
             yield
         return
     # peft's public `enable_adapters` would also change requires_grad, so this sets its switch.

@@ -188,7 +188,7 @@ def _measure(estimate: MemoryEstimate, pipe: Any) -> None:
         return
     estimate.denoisers = set(policy.denoisers)
     estimate.trained = size_of(policy.parameters.values())
-    estimate.reference = size_of((policy.start or {}).values()).bytes
+    estimate.reference = size_of((policy.start_weights or {}).values()).bytes
     run = DryRun(policy, estimate.plan)
     with fake_weights():
         try:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flowgrpo.core.config import GRPOConfig
-from flowgrpo.core.config_file import plain
+from flowgrpo.core.config_file import config_as_json
 from flowgrpo.core.files import (
     atomic_folder,
     epoch_folders,
@@ -157,7 +157,7 @@ def _write_manifest(folder: Path, state: TrainerState, config: GRPOConfig) -> No
     manifest = {
         "state": asdict(state),
         "versions": versions(PACKAGES),
-        "config": plain(config),
+        "config": config_as_json(config),
         "files": files,
     }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flowgrpo.core.config import GRPOConfig
 from flowgrpo.core.config_changes import check_resumable
-from flowgrpo.core.config_file import dump_config, plain
+from flowgrpo.core.config_file import config_as_json, dump_config
 from flowgrpo.core.errors import ConfigError, DiskError
 from flowgrpo.core.files import epoch_folders, epoch_of, write_atomically
 from flowgrpo.evaluation.scores import SCORES, load_scores
@@ -69,7 +69,7 @@ class RunFolder:
                 f"output_dir is {self.path}, but it holds no run to resume; leave out --resume."
             )
         if resume and holds_run:
-            check_resumable(self._read("config.yaml"), plain(config))
+            check_resumable(self._read("config.yaml"), config_as_json(config))
             check_resumable(self._read("inputs.json"), fingerprint)
 
     def _check_writable(self) -> None:

@@ -19,7 +19,7 @@ from accelerate import tracking
 from PIL import Image
 
 from flowgrpo.core.config import GRPOConfig
-from flowgrpo.core.config_file import plain
+from flowgrpo.core.config_file import config_as_json
 from flowgrpo.core.errors import ConfigError, did_you_mean
 from flowgrpo.runs.tracker_worker import TrackerWorker
 
@@ -83,7 +83,7 @@ class Trackers:
         if not (main and config.trackers):
             return
         tracking.logger = _Logger(logging.getLogger(tracking.__name__), {})
-        settings = {key: _setting(value) for key, value in _leaves(plain(config), ".")}
+        settings = {key: _setting(value) for key, value in _leaves(config_as_json(config), ".")}
         for name in dict.fromkeys(config.trackers):
             start = partial(_start, name, folder, _identity(folder), epoch)
             self._workers.append(TrackerWorker(name, start, settings, max_entries))

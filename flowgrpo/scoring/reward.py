@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from flowgrpo.core.devices import on_device
 from flowgrpo.core.errors import RewardError, RewardNotFinite
-from flowgrpo.data.media import opened
+from flowgrpo.data.media import open_media
 from flowgrpo.data.prompts import Row
 from flowgrpo.data.samples import Sample, frames_of, is_video
 from rewards.contract import options_of
@@ -85,7 +85,9 @@ class Reward:
             )
         # The samples of a group share one row, so media are opened once per row.
         distinct = {id(row): row for row in rows}
-        opened_columns = {key: reward_columns(opened(row.columns)) for key, row in distinct.items()}
+        opened_columns = {
+            key: reward_columns(open_media(row.columns)) for key, row in distinct.items()
+        }
         columns = [opened_columns[id(row)] for row in rows]
         if videos and not self.takes_videos:
             # One call per video bounds the number of images per call.

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Iterable
 
 from flowgrpo.core.errors import ConfigError
-from flowgrpo.data.media import opened
+from flowgrpo.data.media import open_media
 from flowgrpo.data.prompts import Row
 from flowgrpo.scoring.reward import SAMPLE_PARAMETERS, Reward, RewardFunction, reward_columns
 from rewards.contract import options_of
@@ -32,7 +32,7 @@ def validate_rows(rewards: Iterable[Reward], rows: Iterable[Row]) -> None:
             if validate is None:
                 continue
             try:
-                validate(row.prompt, **reward_columns(opened(row.columns)))
+                validate(row.prompt, **reward_columns(open_media(row.columns)))
             except ValueError as error:
                 raise ConfigError(f"{row.source}: {error}") from None
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from flowgrpo.core.clock import Clock
 from flowgrpo.core.config import frame_rate
 from flowgrpo.core.config_changes import changes, check_resumable
-from flowgrpo.core.config_file import plain
+from flowgrpo.core.config_file import config_as_json
 from flowgrpo.core.errors import FlowgrpoError, Interrupted, ProcessLost, RunStopped
 from flowgrpo.core.files import epoch_folders, epoch_of
 from flowgrpo.distributed.processes import Processes
@@ -206,7 +206,7 @@ class Run:
         if found is None:
             return False
         name, manifest = found
-        then, now = manifest["config"], plain(self.config)
+        then, now = manifest["config"], config_as_json(self.config)
         check_resumable(then, now)
         for key, how in changes(then, now).items():
             if is_main:

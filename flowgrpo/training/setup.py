@@ -9,7 +9,7 @@ from typing import Any
 from diffusers import DiffusionPipeline
 
 from flowgrpo.core.config import GRPOConfig
-from flowgrpo.core.config_file import plain
+from flowgrpo.core.config_file import config_as_json
 from flowgrpo.core.seeds import seed_for
 from flowgrpo.data.plan import Plan
 from flowgrpo.data.prompts import PromptSource
@@ -66,7 +66,7 @@ def set_up(args: GRPOConfig, given: Arguments, processes: Processes, *, resume: 
         eval_dataset=given.eval_dataset,
     )
     processes.assert_same("the input", inputs.fingerprint)
-    processes.assert_same("the config", plain(config))
+    processes.assert_same("the config", config_as_json(config))
     processes.assert_same("--resume", resume)
     for warning in check_sharding(config, inputs, processes.world_size):
         if processes.is_main:

@@ -184,7 +184,7 @@ class GRPOTrainer:
             Whether it was completed; a signal interrupts it.
         """
         rows = {"train_prompts": self.inputs.rows, "test_prompts": self.inputs.test_rows}
-        weights = self.policy.start if epoch == 0 else self.learner.average
+        weights = self.policy.start_weights if epoch == 0 else self.learner.average
         is_base = epoch == 0 and weights is None
         folder = self.folder.evaluation(epoch)
         with reference(self.policy) if is_base else inference_weights(self.policy, weights):

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from flowgrpo.core.errors import ConfigError
-from flowgrpo.data.media import opened
+from flowgrpo.data.media import open_media
 from flowgrpo.data.prompts import load_prompts
 
 datasets = pytest.importorskip("datasets", reason="pip install datasets")
@@ -33,7 +33,7 @@ def test_a_folder_names_a_data_set_and_a_split_of_it(folder):
     (row,) = load_prompts(f"{folder}:test")
     assert row.prompt == "a test"
     assert row.source == f"{folder}:test row 0"
-    assert opened(row.columns)["image"].getpixel((0, 0)) == (0, 0, 255)
+    assert open_media(row.columns)["image"].getpixel((0, 0)) == (0, 0, 255)
     with pytest.raises(
         ConfigError, match=r"splits are train, test; name one, for example .*signs:train"
     ):

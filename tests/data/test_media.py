@@ -9,7 +9,7 @@ from PIL import Image
 
 from flowgrpo.core.config_file import parse_config
 from flowgrpo.core.errors import ConfigError
-from flowgrpo.data.media import opened
+from flowgrpo.data.media import open_media
 from flowgrpo.data.prompts import load_prompts
 from flowgrpo.data.samples import load_sample, read_video, save_sample, strip_of
 from flowgrpo.preflight.inputs import read_inputs
@@ -47,7 +47,7 @@ def test_paths_are_relative_to_the_prompt_file_and_opened_on_demand(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     (row,) = load_prompts("prompts/rows.jsonl")
     assert row.columns["image"] == "prompts/a.png"
-    columns = opened(row.columns)
+    columns = open_media(row.columns)
     assert equal(columns["image"], make_image(0))
     assert [p.mode for p in columns["reference_images"]] == ["RGB", "RGB"]
     assert equal(columns["mask_image"], make_image(1).convert("L"))
@@ -80,10 +80,10 @@ def test_images_of_a_dataset_stay_there_until_they_are_opened():
     )
     rows = load_prompts(data)
     assert not any(isinstance(value, Image.Image) for value in rows[1].columns.values())
-    columns = opened(rows[1].columns)
+    columns = open_media(rows[1].columns)
     assert equal(columns["image"], make_image(1))
     assert columns["target"] == "B"
-    assert equal(opened(rows[0].columns)["images"][1], make_image(3))
+    assert equal(open_media(rows[0].columns)["images"][1], make_image(3))
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def test_full_weights_and_a_continued_adapter_need_a_copy_as_the_reference(tmp_p
     config = settings("sd3", tmp_path, train={"lora": None})
     plan, run = planned(config), trainer(config)
     assert plan.trained == plan.parts["transformer"] == size_of(run.policy.parameters.values())
-    assert plan.reference == plan.trained.bytes == size_of(run.policy.start.values()).bytes
+    assert plan.reference == plan.trained.bytes == size_of(run.policy.start_weights.values()).bytes
     assert "adapter" not in describe_memory(plan)
 
     lora = settings("sd3", tmp_path)

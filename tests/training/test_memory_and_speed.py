@@ -98,8 +98,8 @@ def moves(monkeypatch):
             weight.data = value
 
     for module in (devices, offload):
-        monkeypatch.setattr(module, "rest", rest)
-        monkeypatch.setattr(module, "wake", wake)
+        monkeypatch.setattr(module, "to_cpu", rest)
+        monkeypatch.setattr(module, "to_device", wake)
     return found
 
 
