@@ -4,6 +4,7 @@ imported torch.
 Each process gets the environment that torchrun would give it, and runs `job(folder, **options)`.
 """
 
+import functools
 import json
 import multiprocessing
 import os
@@ -15,33 +16,17 @@ import traceback
 from pathlib import Path
 
 import families
+import tiny_run
 import torch
+from tiny_run import PROMPTS, redness
 
-from flowgrpo import GRPOConfig, GRPOTrainer
+from flowgrpo import GRPOTrainer
 from flowgrpo.algorithms.advantages import advantages
 from flowgrpo.runs.environment import packages_of_modules
 
 packages_of_modules()  # cached here, so that no process has to read them again
 SERVER = multiprocessing.get_context("forkserver")
-PROMPTS = ["a cat", "a dog", "a hen", "a cow", "a pig"]
-
-
-def redness(images, prompts, **columns):
-    return [image.resize((1, 1)).getpixel((0, 0))[0] / 255 for image in images]
-
-
-def settings(folder, **changes):
-    sampling = {
-        "num_inference_steps": 5,
-        "group_size": 4,
-        "groups_per_epoch": 4,
-        "window": 2,
-        "call": {**families.family.SHORT, "guidance_scale": 1.5},
-        **changes.pop("sampling", {}),
-    }
-    train = {"epochs": 2, "lr": 1e-4, "lora": {"rank": 4, "alpha": 8}, **changes.pop("train", {})}
-    options = {"checkpoint_every": 1, **changes}
-    return GRPOConfig(output_dir=str(folder), sampling=sampling, train=train, **options)
+settings = functools.partial(tiny_run.settings, lr=1e-4)
 
 
 def trainer(folder, *, family="sd3", dtype="float32", resume=False, reward=redness, **changes):

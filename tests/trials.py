@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from families import built
 from families.family import SHORT
 from faults import RUN, Ended, Event, Point, in_a_process, train
+from tiny_run import write_inputs
 
 from flowgrpo.core.config_file import load_config
 from flowgrpo.runs.provenance import STARTS
@@ -131,10 +131,8 @@ class Trials:
 
 def make_world(folder: Path) -> Path:
     """Writes a tiny pipeline, prompts and a reward; returns the path of a four-epoch config."""
-    built("sd3").save_pretrained(folder / "model")
+    write_inputs(folder)
     (folder / "my_reward.py").write_text(REWARD)
-    (folder / "train.txt").write_text("a cat\na dog\n")
-    (folder / "test.txt").write_text("a fox\n")
     config = {
         "output_dir": RUN,
         "checkpoint_every": 1,

@@ -1,30 +1,20 @@
 """The command line: bad input gives one sentence and exit code 1, before a model is loaded."""
 
 import json
-import sys
 
 import pytest
 import yaml
 from families import FAMILIES, built
 from families.family import SHORT
 from PIL import Image, ImageChops
-
-from flowgrpo.cli import main
-
-REWARD = """
-def redness(images, prompts, **columns):
-    return [image.resize((1, 1)).getpixel((0, 0))[0] / 255 for image in images]
-"""
+from tiny_run import flowgrpo, write_inputs
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     """A folder with a model, a reward, prompts and a config that trains for one epoch."""
     folder = tmp_path_factory.mktemp("world")
-    built("sd3").save_pretrained(folder / "model")
-    (folder / "my_reward.py").write_text(REWARD)
-    (folder / "train.txt").write_text("a cat\na dog\n")
-    (folder / "test.txt").write_text("a fox\n")
+    write_inputs(folder)
     config = {
         "output_dir": str(folder / "run"),
         "model": {"path": str(folder / "model")},
@@ -42,25 +32,15 @@ def world(tmp_path_factory):
     return folder
 
 
-def run(monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["flowgrpo", *map(str, arguments)])
-    try:
-        main()
-    except SystemExit as stop:
-        return stop.code or 0
-    return 0
-
-
 @pytest.fixture(scope="module")
 def finished(world):
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        assert run(monkeypatch, "train", world / "config.yaml") == 0
+    assert flowgrpo("train", world / "config.yaml") == 0
     return world / "run"
 
 
-def test_the_printed_snippet_gives_the_runs_images(world, finished, monkeypatch, capsys):
+def test_the_printed_snippet_gives_the_runs_images(world, finished, capsys):
     """The four lines are run as printed, with only the evaluation's noise added to the last."""
-    code = run(monkeypatch, "train", world / "config.yaml", "--resume")
+    code = flowgrpo("train", world / "config.yaml", "--resume")
     assert code == 0
     snippet = capsys.readouterr().out.split("Use it with plain diffusers:\n\n")[1].strip()
     lines = snippet.splitlines()
@@ -78,23 +58,19 @@ def test_the_printed_snippet_gives_the_runs_images(world, finished, monkeypatch,
     assert ImageChops.difference(scope["image"], saved).getbbox() is None
 
 
-def test_compare_draws_a_grid(finished, monkeypatch, tmp_path):
+def test_compare_draws_a_grid(finished, tmp_path):
     out = tmp_path / "grid.png"
-    assert (
-        run(monkeypatch, "compare", finished, "--scales", "0,0.5,1", "--seed", 1, "--out", out) == 0
-    )
+    assert flowgrpo("compare", finished, "--scales", "0,0.5,1", "--seed", 1, "--out", out) == 0
     assert Image.open(out).width > 4 * 100
 
 
-def test_compare_takes_checkpoints_other_loras_and_several_runs(world, finished, monkeypatch):
+def test_compare_takes_checkpoints_other_loras_and_several_runs(world, finished):
     from flowgrpo.data.prompts import load_prompts
     from flowgrpo.reporting import model_grid
 
     second = world / "run2"
     if not second.exists():
-        assert (
-            run(monkeypatch, "train", world / "config.yaml", f"output_dir={second}", "seed=5") == 0
-        )
+        assert flowgrpo("train", world / "config.yaml", f"output_dir={second}", "seed=5") == 0
     columns = model_grid.columns_of_runs(
         [finished, second], checkpoints=True, loras=[finished / "lora"]
     )
@@ -132,16 +108,16 @@ def test_a_scale_of_zero_is_the_base_and_a_cell_does_not_depend_on_the_grid(fini
     assert ImageChops.difference(alone, grid[3][2]).getbbox() is None
 
 
-def test_plan_loads_no_model(world, monkeypatch, capsys):
-    assert run(monkeypatch, "plan", world / "config.yaml", "model.path=no/model") == 0
+def test_plan_loads_no_model(world, capsys):
+    assert flowgrpo("plan", world / "config.yaml", "model.path=no/model") == 0
     out = capsys.readouterr().out
     assert "8 (2 prompts x 4)" in out
     assert "optimizer steps" in out
 
 
-def test_test_prompts_that_are_training_prompts_are_reported(world, monkeypatch, capsys, tmp_path):
+def test_test_prompts_that_are_training_prompts_are_reported(world, capsys, tmp_path):
     (tmp_path / "test.txt").write_text("an owl\nA  cat\na dog\n")
-    run(monkeypatch, "plan", world / "config.yaml", f"prompts.test={tmp_path}/test.txt")
+    flowgrpo("plan", world / "config.yaml", f"prompts.test={tmp_path}/test.txt")
     assert "warning: 2 test prompts are training prompts too." in capsys.readouterr().err
 
 
@@ -172,60 +148,60 @@ def test_test_prompts_that_are_training_prompts_are_reported(world, monkeypatch,
     ],
 )
 def test_bad_input_is_reported_in_one_sentence_with_exit_code_1(
-    world, monkeypatch, capsys, tmp_path, overrides, message
+    world, capsys, tmp_path, overrides, message
 ):
     out = f"output_dir={tmp_path}/run"
-    assert run(monkeypatch, "train", world / "config.yaml", out, *overrides) == 1
+    assert flowgrpo("train", world / "config.yaml", out, *overrides) == 1
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("flowgrpo: ")
     assert message in error
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_with_another_run_is_refused(world, finished, monkeypatch, capsys):
-    assert run(monkeypatch, "train", world / "config.yaml") == 1
+def test_a_folder_with_another_run_is_refused(world, finished, capsys):
+    assert flowgrpo("train", world / "config.yaml") == 1
     assert "it holds another run; use --resume" in capsys.readouterr().err
 
 
-def test_a_reward_that_returns_the_wrong_count_stops_by_name(world, monkeypatch, capsys, tmp_path):
+def test_a_reward_that_returns_the_wrong_count_stops_by_name(world, capsys, tmp_path):
     (tmp_path / "bad.py").write_text("def bad(images, prompts, **columns):\n    return [1.0]\n")
     overrides = [f"output_dir={tmp_path}/run", f"reward={tmp_path}/bad.py:bad"]
-    assert run(monkeypatch, "train", world / "config.yaml", *overrides) == 1
+    assert flowgrpo("train", world / "config.yaml", *overrides) == 1
     assert 'bad returned 1 rewards for 3 images (prompt "a cat")' in capsys.readouterr().err
 
 
-def test_a_missing_config_and_a_missing_run_are_reported_in_a_sentence(monkeypatch, capsys):
-    assert run(monkeypatch, "train", "nowhere.yaml") == 1
+def test_a_missing_config_and_a_missing_run_are_reported_in_a_sentence(capsys):
+    assert flowgrpo("train", "nowhere.yaml") == 1
     assert "there is no such file" in capsys.readouterr().err
-    assert run(monkeypatch, "compare", "nowhere") == 1
+    assert flowgrpo("compare", "nowhere") == 1
     assert "holds no config.yaml" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["train", "compare", "plan"])
-def test_every_command_has_help(command, monkeypatch, capsys):
-    assert run(monkeypatch, command, "--help") == 0
+def test_every_command_has_help(command, capsys):
+    assert flowgrpo(command, "--help") == 0
     assert len(capsys.readouterr().out.splitlines()) > 8
 
 
-def test_check_takes_a_config_or_a_folder_and_fails_with_a_reason(world, monkeypatch, capsys):
-    assert run(monkeypatch, "check", world / "config.yaml", "guidance_scale=4.5") == 0
+def test_check_takes_a_config_or_a_folder_and_fails_with_a_reason(world, capsys):
+    assert flowgrpo("check", world / "config.yaml", "guidance_scale=4.5") == 0
     report = capsys.readouterr().out
     assert "StableDiffusion3Pipeline" in report
     assert "can be trained" in report
     arguments = [f"{key}={value}" for key, value in SHORT.items()]
     settings = ["train.lora.targets=[to_z]", "num_inference_steps=3"]
-    assert run(monkeypatch, "check", world / "model", *arguments, *settings) == 1
+    assert flowgrpo("check", world / "model", *arguments, *settings) == 1
     assert "train.lora.targets has to_z" in capsys.readouterr().out
-    assert run(monkeypatch, "check", world / "model", "hight=16") == 1
+    assert flowgrpo("check", world / "model", "hight=16") == 1
     assert 'did you mean "height"' in capsys.readouterr().out
 
 
-def test_check_opens_the_images_it_is_given(monkeypatch, capsys, tmp_path):
+def test_check_opens_the_images_it_is_given(capsys, tmp_path):
     built("sd3-img2img").save_pretrained(tmp_path / "model")
     Image.new("RGB", (16, 16), "red").save(tmp_path / "red.png")
     call = [f"{k}={v}" for k, v in FAMILIES["sd3-img2img"].call.items() if k != "image"]
     common = ["check", tmp_path / "model", *call, "num_inference_steps=4", "sampling.window.last=1"]
-    assert run(monkeypatch, *common, f"image={tmp_path / 'red.png'}") == 0
+    assert flowgrpo(*common, f"image={tmp_path / 'red.png'}") == 0
     assert "can be trained" in capsys.readouterr().out
-    assert run(monkeypatch, *common, f"image={tmp_path / 'blue.png'}") == 1
+    assert flowgrpo(*common, f"image={tmp_path / 'blue.png'}") == 1
     assert "there is no such file" in capsys.readouterr().err

@@ -7,22 +7,15 @@ import sys
 
 import pytest
 import yaml
-from families import built
+from tiny_run import write_inputs
 from together import free_port, settings
-
-REWARD = """
-def redness(images, prompts, **columns):
-    return [image.resize((1, 1)).getpixel((0, 0))[0] / 255 for image in images]
-"""
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     """A folder with everything that a run needs, and a run of one process in it."""
     folder = tmp_path_factory.mktemp("world")
-    built("sd3").save_pretrained(folder / "model")
-    (folder / "my_reward.py").write_text(REWARD)
-    (folder / "train.txt").write_text("a cat\na dog\n")
+    write_inputs(folder)
     config = settings("run", train={"epochs": 1, "updates_per_epoch": 1}).model_dump(mode="json")
     config |= {"prompts": {"train": "train.txt"}, "rewards": [{"reward": "my_reward.py:redness"}]}
     config["model"]["path"] = "model"

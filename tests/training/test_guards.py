@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from pydantic import ValidationError
+from tiny_run import move_weights_after_sampling
 from together import redness, settings, trainer
 
 from flowgrpo.core.config_file import parse_config
@@ -201,16 +202,7 @@ def test_rollbacks_come_to_an_end(tmp_path):
 def test_replay_noise_warns_where_it_may(tmp_path, capsys):
     options = {"guards": {"replay": "warn"}, "train": {"epochs": 1}}
     run = trainer(tmp_path / "run", **options)
-    sample = run.sample
-
-    def disturbed(*arguments):
-        samples = sample(*arguments)
-        with torch.no_grad():
-            for parameter in run.policy.parameters.values():
-                parameter.add_(0.3)
-        return samples
-
-    run.sample = disturbed
+    move_weights_after_sampling(run)
     run.train()
     assert capsys.readouterr().err.count("away from its rollout before any update") == 1
 

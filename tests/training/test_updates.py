@@ -7,11 +7,13 @@ import pytest
 import torch
 from families import built
 from families.family import SHORT
-from tiny_run import metrics, redness, trainer
+from tiny_run import metrics, move_weights_after_sampling, redness, trainer
 
 from flowgrpo import ConfigError
 from flowgrpo.core.errors import ReplayError
 from flowgrpo.data.prompts import Row
+from flowgrpo.pipelines import batching
+from flowgrpo.pipelines.call import Batching
 from flowgrpo.pipelines.parts import modules_of
 from flowgrpo.policy.policy import Policy
 from flowgrpo.policy.weights import reference
@@ -182,16 +184,7 @@ def test_the_number_of_optimizer_steps_is_the_plans(tmp_path):
 
 def test_a_replay_that_drifts_stops_the_run(tmp_path):
     run = trainer(tmp_path / "run", train={"epochs": 1})
-    sample = run.sample
-
-    def disturbed(*arguments):
-        samples = sample(*arguments)
-        with torch.no_grad():
-            for parameter in run.policy.parameters.values():
-                parameter.add_(0.3)
-        return samples
-
-    run.sample = disturbed
+    move_weights_after_sampling(run)
     with pytest.raises(
         ReplayError, match=r"step \d replays .* away from its rollout before any update"
     ):
@@ -215,3 +208,16 @@ def test_epochs_leave_no_tensors_behind(tmp_path):
     run._evaluate_if_due = lambda: counts.update({run.state.epoch: session()})  # after each epoch
     run.train()
     assert counts[5] == counts[2]
+
+
+def test_a_run_finds_out_once_how_its_pipeline_makes_several_samples(tmp_path, monkeypatch):
+    """The replay check, two epochs, and the evaluations before and after use the same answer."""
+    found, stock = [], batching._resolve
+
+    def resolve(pipe, row, call):
+        found.append(stock(pipe, row, call))
+        return found[-1]
+
+    monkeypatch.setattr(batching, "_resolve", resolve)
+    trainer(tmp_path / "run").train()
+    assert found == [Batching(by_count=True)]

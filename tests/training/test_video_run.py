@@ -1,7 +1,6 @@
 """A run of an image-to-video pipeline: pictures go in, videos come out, into files that play."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -9,8 +8,8 @@ import yaml
 from families import built
 from families.parts import picture
 from PIL import Image
+from tiny_run import flowgrpo
 
-from flowgrpo.cli import main
 from flowgrpo.core.config_file import load_config
 from flowgrpo.data.prompts import load_prompts
 from flowgrpo.data.samples import load_sample, read_video, strip_of
@@ -30,16 +29,6 @@ def redness(images, prompts, image, **columns):
 def video_mean(frame):
     return sum(frame.resize((1, 1)).getpixel((0, 0))) / 765
 """
-
-
-def run(*arguments):
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(sys, "argv", ["flowgrpo", *map(str, arguments)])
-        try:
-            main()
-        except SystemExit as stop:
-            return stop.code or 0
-    return 0
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +57,7 @@ def world(tmp_path_factory):
         "train": {"epochs": 1, "lora": {"rank": 4, "alpha": 8}},
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    assert run("train", folder / "config.yaml") == 0
+    assert flowgrpo("train", folder / "config.yaml") == 0
     return folder
 
 
@@ -118,7 +107,7 @@ def test_the_snippet_opens_the_rows_picture_and_gives_the_runs_video(world, monk
 def test_a_compared_grid_is_a_picture_and_a_video_and_a_cell_alone_equals_its_cell(world, capsys):
     from flowgrpo.reporting import model_grid as compare
 
-    assert run("compare", world / "run", "--num-prompts", 2, "--out", world / "grid.png") == 0
+    assert flowgrpo("compare", world / "run", "--num-prompts", 2, "--out", world / "grid.png") == 0
     grid, frames = Image.open(world / "grid.png"), read_video(world / "grid.mp4")
     assert len(frames) == 5
     assert grid.width > frames[0].width > 2 * 96
