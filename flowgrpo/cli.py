@@ -62,7 +62,7 @@ def check(
         ),
     ] = None,
 ) -> None:
-    """Test whether a pipeline can be trained: stock = sampler = replay, and the LoRA reloads."""
+    """Test whether a pipeline can be trained: compares stock sampling, rollout, replay and LoRA."""
     from flowgrpo.commands.check import check
 
     if not check(model, overrides or []):

@@ -12,7 +12,7 @@ import torch
 
 from flowgrpo.algorithms.sde import log_prob
 from flowgrpo.core.seeds import normal
-from flowgrpo.data.prompts import Row
+from flowgrpo.data.row import Row
 from flowgrpo.policy.policy import Policy, Rollout
 from flowgrpo.policy.tape import Step, Tape, Transition
 

@@ -35,13 +35,6 @@ def path_ends(latents: Tensor, velocity: Tensor, sigma: float) -> tuple[Tensor, 
     return latents - sigma * velocity, latents + (1 - sigma) * velocity
 
 
-def ode(
-    latents: Tensor, velocity: Tensor, sigma: float, sigma_next: float, noise_level: float
-) -> Gaussian:
-    """Deterministic Euler step, whatever the noise level: mean = x + v dt, std = 0."""
-    return Gaussian(latents.float() + velocity.float() * (sigma_next - sigma), 0.0)
-
-
 def flow_sde(
     latents: Tensor, velocity: Tensor, sigma: float, sigma_next: float, noise_level: float
 ) -> Gaussian:
@@ -131,7 +124,6 @@ def _renoised(
 
 
 SDE_STEPS: dict[str, SDEStep] = {
-    "ode": ode,
     "flow_sde": flow_sde,
     "cps": cps,
     "dance_sde": dance_sde,

@@ -6,7 +6,7 @@ from typing import Any
 from flowgrpo.commands.libraries import quiet_libraries
 from flowgrpo.core.config import GRPOConfig
 from flowgrpo.core.config_file import load_config, parse_config, parse_overrides
-from flowgrpo.data.media import is_media
+from flowgrpo.data.columns import is_media
 from flowgrpo.data.prompts import load_prompts
 from flowgrpo.pipelines.loading import open_pipeline
 from flowgrpo.preflight.pipeline_check import PROMPT, check_pipeline

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 CPU = torch.device("cpu")
 
@@ -50,6 +50,11 @@ def on_device(models: Sequence[nn.Module]) -> Iterator[None]:
 def move_tensors(value: Any, device: torch.device) -> Any:
     """The value, a tree, with every tensor on `device`; one that is there already is not copied."""
     return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, value)
+
+
+def tensor_bytes(value: Any) -> int:
+    """Bytes of all tensors in a tree of containers."""
+    return sum(t.numel() * t.element_size() for t in tree_leaves(value) if isinstance(t, Tensor))
 
 
 def detached_copy(value: Any) -> Any:

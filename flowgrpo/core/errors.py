@@ -88,6 +88,11 @@ class Interrupted(SystemExit):
         return self.message
 
 
+def one_line(error: BaseException) -> str:
+    """The text of an error in one line; the name of its class if it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
     """Returns a question with the most similar known name, or `otherwise` if none is similar."""
     close = difflib.get_close_matches(name, list(known), n=1)

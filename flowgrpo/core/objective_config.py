@@ -35,7 +35,7 @@ class GRPOObjective(Section):
 
     @property
     def replay_tolerance(self) -> float:
-        """Largest deviation from 1 of a ratio that is replayed before any update."""
+        """Largest allowed deviation from 1 of a ratio that is replayed before any update."""
         return min(self.clip_range) / 10
 
     @field_validator("clip_range", mode="before")

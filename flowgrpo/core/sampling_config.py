@@ -42,11 +42,11 @@ class SamplingConfig(Section):
     micro_batch_size: int | None = Field(default=None, ge=1)
     """Number of images per denoiser call, in sampling and in training; a smaller one takes less
     memory. By default the entire group."""
-    sde: Literal["ode", "flow_sde", "cps", "dance_sde", "exact_sde", "ddim"] = "flow_sde"
+    sde: Literal["flow_sde", "cps", "dance_sde", "exact_sde", "ddim"] = "flow_sde"
     """How noise enters a stochastic step, for any parametrisation of the model: `flow_sde`
     (Flow-GRPO, arXiv 2505.05470), `cps` (coefficients-preserving, arXiv 2509.05952), `dance_sde`
     (DanceGRPO, arXiv 2505.07818), `exact_sde` (`flow_sde` integrated exactly over a step), `ddim`
-    (arXiv 2010.02502). `ode` is deterministic and cannot be trained."""
+    (arXiv 2010.02502)."""
     noise_level: float = Field(default=0.7, ge=0)
     """Strength of that noise: the papers' a or eta. At most 1 for `cps` and `ddim`; must be above 0
     for training."""
@@ -131,10 +131,9 @@ SAMPLER_ARGUMENTS = {
 
 def require_stochastic_steps(sampling: SamplingConfig) -> None:
     """Raises ConfigError if no step would be random."""
-    if sampling.sde == "ode" or sampling.noise_level == 0:
+    if sampling.noise_level == 0:
         raise ConfigError(
-            f"sampling.sde is {sampling.sde} with noise_level {sampling.noise_level}, but "
-            "training needs random steps; use flow_sde with 0.7, for example."
+            "sampling.noise_level is 0, but training needs random steps; use 0.7, for example."
         )
 
 

@@ -38,9 +38,9 @@ class TrainConfig(Section):
     of all inner epochs and must be a multiple of it."""
     advantage: Literal["group", "batch", "none", "gdpo"] = "group"
     """How the deviation of a reward from its group's mean is normalised: by the group's standard
-    deviation (`group`, GRPO), by that of the whole batch (`batch`), or not at all (`none`, Dr.
-    GRPO). `gdpo` normalises each reward on its own before they are summed, so that rewards of
-    different scales count alike (arXiv 2601.05242)."""
+    deviation (`group`, GRPO), by the root mean square of all deviations of the epoch (`batch`), or
+    not at all (`none`, Dr. GRPO). `gdpo` normalises each reward on its own before they are summed,
+    so that rewards of different scales count alike (arXiv 2601.05242)."""
     lora: LoraSettings | None = LoraSettings()
     """The LoRA to train. `null` trains all weights of the denoiser instead, which needs
     `model.dtype: float32` and keeps a copy of them as the reference."""

@@ -6,7 +6,7 @@ from typing import Any
 
 
 @dataclass(kw_only=True, frozen=True)
-class Stored:
+class DatasetCell:
     """An image or video that stays in a `datasets.Dataset` until it is opened."""
 
     dataset: Any

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flowgrpo.core.errors import ConfigError
-from flowgrpo.data.columns import Stored, is_media
+from flowgrpo.core.errors import ConfigError, one_line
+from flowgrpo.data.columns import DatasetCell, is_media
 
 FILE_SUFFIXES = {".txt", ".jsonl", ".csv", ".parquet", ".json"}
 """Suffixes that tell a missing file, `folder/signs.csv`, from a name on the Hub."""
@@ -54,7 +54,7 @@ def load_dataset(name: str, split: str | None) -> Any:
         else:
             data = datasets.load_dataset(name)
     except Exception as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise ConfigError(
             f"prompts are the data set {name}, but it cannot be loaded ({reason}); check the name."
         ) from error
@@ -74,11 +74,11 @@ def rows_of_dataset(data: Any) -> Iterable[dict[str, Any]]:
     media = [name for name in data.column_names if is_media(name)]
     encoded = {name: data.select_columns([name]).with_format("arrow") for name in media}
     for index, row in enumerate(data.remove_columns(media).with_format(None)):
-        cells = {name: Stored(dataset=encoded[name], index=index) for name in media}
-        yield {**row, **{name: _path_or_stored(cell) for name, cell in cells.items()}}
+        cells = {name: DatasetCell(dataset=encoded[name], index=index) for name in media}
+        yield {**row, **{name: _path_or_cell(cell) for name, cell in cells.items()}}
 
 
-def _path_or_stored(cell: Stored) -> Any:
+def _path_or_cell(cell: DatasetCell) -> Any:
     """The cell's path or paths if that is all it holds, else a reference to its bytes."""
     value = cell.read()
     item = value[0] if isinstance(value, list) and value else value

@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import Image, ImageOps
 
-from flowgrpo.data.columns import Stored, is_mask, is_media
+from flowgrpo.data.columns import DatasetCell, is_mask, is_media
 from flowgrpo.data.samples import read_video
 
 VIDEO_FILES = {".mp4", ".mov", ".webm", ".mkv", ".avi", ".m4v"}
@@ -50,7 +50,7 @@ def open_media(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 def digest(value: Any) -> Any:
     """The value with each image and video replaced by the SHA-256 of its file or its pixels."""
-    if isinstance(value, Stored):
+    if isinstance(value, DatasetCell):
         return digest(value.read())
     if isinstance(value, (list, tuple)):
         return [digest(item) for item in value]
@@ -64,7 +64,7 @@ def digest(value: Any) -> Any:
 
 
 def _opened(name: str, value: Any) -> Any:
-    value = value.read() if isinstance(value, Stored) else value
+    value = value.read() if isinstance(value, DatasetCell) else value
     if isinstance(value, (list, tuple)):
         return [_opened(name, item) for item in value]
     if value is None:

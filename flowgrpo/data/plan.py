@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from flowgrpo.core.config import GRPOConfig
 from flowgrpo.core.seeds import integer, permutation, seed_for
-from flowgrpo.data.prompts import Row
+from flowgrpo.data.row import Row
 
 
 @dataclass(kw_only=True, frozen=True)

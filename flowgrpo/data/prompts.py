@@ -4,7 +4,6 @@ import csv
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,7 @@ from flowgrpo.core.errors import ConfigError
 from flowgrpo.data.columns import is_media
 from flowgrpo.data.datasets import load_dataset, parse_dataset_name, rows_of_dataset
 from flowgrpo.data.media import open_media, resolve_paths
-
-
-@dataclass(kw_only=True, frozen=True)
-class Row:
-    """One row of a prompt file or data set."""
-
-    prompt: str
-    """Text of the prompt."""
-    columns: dict[str, Any] = field(default_factory=dict)
-    """Other columns, passed to the rewards, and to the pipeline if its call has a parameter of that
-    name. Images and videos are not loaded: `media.open_media` opens them."""
-    source: str
-    """Where the row comes from, for messages: `signs.txt line 3`."""
-
+from flowgrpo.data.row import Row
 
 PromptSource = str | Path | Sequence[str] | Iterable[dict[str, Any]]
 """A file or the name of a data set, or rows: prompts, mappings or a `datasets.Dataset`."""
@@ -162,8 +148,8 @@ def _name(source: Any) -> str:
     return str(source) if isinstance(source, (str, Path)) else "dataset"
 
 
-def evenly_spaced(rows: Sequence[Row], most: int | None) -> list[Row]:
-    """At most `most` rows at even intervals, because prompt files are often sorted."""
-    if most is None or len(rows) <= most:
+def evenly_spaced(rows: Sequence[Row], limit: int | None) -> list[Row]:
+    """At most `limit` rows at even intervals, because prompt files are often sorted."""
+    if limit is None or len(rows) <= limit:
         return list(rows)
-    return [rows[i * len(rows) // most] for i in range(most)]
+    return [rows[i * len(rows) // limit] for i in range(limit)]

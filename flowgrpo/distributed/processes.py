@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from flowgrpo.core.errors import ConfigError
-from flowgrpo.distributed.watchdog import Watchdog, explain_loss
+from flowgrpo.distributed.watchdog import Watchdog, explain_lost_process
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class Processes:
             return [value]
         mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
-        with explain_loss(self.watchdog):
+        with explain_lost_process(self.watchdog):
             dist.all_gather(sizes, torch.tensor([len(mine)]), group=self.control_group)
             longest = max(int(size) for size in sizes)
             padded = torch.zeros(longest, dtype=torch.uint8)
@@ -106,7 +106,7 @@ class Processes:
             if other != values[self.rank]:
                 raise ConfigError(
                     f"{name} of process {rank} differs from that of process {self.rank}, but all "
-                    "must work on the same; give every machine the same files and versions."
+                    "must have the same; give every machine the same files and versions."
                 )
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -120,20 +120,21 @@ class Processes:
         have = torch.tensor([float(p.grad is not None) for p in parameters])
         parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         flat = torch.cat([have.to(parts[0]), *(part.flatten() for part in parts)])
-        with explain_loss(self.watchdog):
+        with explain_lost_process(self.watchdog):
             dist.all_reduce(flat)
         have, sums = flat[: len(parts)], flat[len(parts) :].split([p.numel() for p in parts])
         for parameter, counted, total in zip(parameters, have.tolist(), sums, strict=True):
             parameter.grad = total.view_as(parameter) if counted else None
 
-    def start_watchdog(self, on_loss: Callable[[str, str], None]) -> None:
+    def start_watchdog(self, on_process_lost: Callable[[str, str], None]) -> None:
         """Ends this process when another one is gone, from now on.
 
         Args:
-            on_loss: called with the reason's short name and a message before this process ends.
+            on_process_lost: called with the reason's short name and a message before this
+                process ends.
         """
         if self.world_size > 1:
-            self.watchdog = Watchdog(self.rank, self.world_size, self.broadcast, on_loss)
+            self.watchdog = Watchdog(self.rank, self.world_size, self.broadcast, on_process_lost)
 
     def shut_down(self) -> None:
         """Stops the watchdog once all processes have reached the end of the run."""

@@ -41,7 +41,8 @@ class Watchdog:
         rank: index of this process.
         world_size: number of processes.
         broadcast: collective that returns the value of rank 0.
-        on_loss: called with the reason's short name and a message just before this process ends.
+        on_process_lost: called with the reason's short name and a message just before this
+            process ends.
     """
 
     def __init__(
@@ -49,9 +50,9 @@ class Watchdog:
         rank: int,
         world_size: int,
         broadcast: Callable[[Any], Any],
-        on_loss: Callable[[str, str], None] = lambda reason, message: None,
+        on_process_lost: Callable[[str, str], None] = lambda reason, message: None,
     ):
-        self.rank, self.world_size, self.on_loss = rank, world_size, on_loss
+        self.rank, self.world_size, self.on_process_lost = rank, world_size, on_process_lost
         self._disarmed = threading.Event()
         self._store = _open_store(rank, broadcast)
         self._store.set(f"beat/{rank}", "0")
@@ -121,7 +122,9 @@ class Watchdog:
                 flush=True,
             )
             sys.stdout.flush()
-            callback = threading.Thread(target=self.on_loss, args=(reason, message), daemon=True)
+            callback = threading.Thread(
+                target=self.on_process_lost, args=(reason, message), daemon=True
+            )
             callback.start()
             callback.join(GRACE_PERIOD)  # it writes to a disk that may be what failed
         finally:
@@ -129,7 +132,7 @@ class Watchdog:
 
 
 @contextmanager
-def explain_loss(watchdog: Watchdog | None) -> Iterator[None]:
+def explain_lost_process(watchdog: Watchdog | None) -> Iterator[None]:
     """Raises ProcessLost if a collective in the block fails, unless the watchdog ends the process
     first, with the reason that another process reported."""
     try:

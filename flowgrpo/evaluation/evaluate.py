@@ -10,7 +10,8 @@ from tqdm import tqdm
 from flowgrpo.core.config import GRPOConfig, frame_rate
 from flowgrpo.core.files import write_atomically
 from flowgrpo.core.seeds import initial_noise_seed
-from flowgrpo.data.prompts import Row, evenly_spaced
+from flowgrpo.data.prompts import evenly_spaced
+from flowgrpo.data.row import Row
 from flowgrpo.data.samples import Sample, save_sample
 from flowgrpo.distributed.processes import Processes
 from flowgrpo.evaluation.scores import SCORES, sample_path
@@ -25,7 +26,7 @@ PromptSets = Mapping[str, Sequence[Row]]
 class Evaluator:
     """Scores a policy on prompt sets.
 
-    Prompts are shared among the processes. Each pipeline call holds one prompt with all its seeds,
+    Prompts are divided among the processes. Each pipeline call holds one prompt with all its seeds,
     so scores depend neither on the other prompts nor on the number of processes.
     """
 

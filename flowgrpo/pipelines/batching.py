@@ -1,13 +1,14 @@
 """Finds out how a pipeline makes several samples of one row in one call, by trying."""
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from flowgrpo.core.errors import ConfigError
-from flowgrpo.data.prompts import Row
-from flowgrpo.pipelines.call import Batching, call_columns, call_pipeline
+from flowgrpo.data.row import Row
+from flowgrpo.pipelines.call import COUNT_ARGUMENTS, Batching, call_columns, call_pipeline
 from flowgrpo.pipelines.seams import patched_step
 
 CANDIDATES = (
@@ -62,7 +63,10 @@ class Batchings:
 def _resolve(pipe: Any, row: Row, call: dict[str, Any]) -> Batching:
     """Returns the first candidate that works."""
     errors = []
-    for candidate in CANDIDATES:
+    has_count = any(
+        name in inspect.signature(type(pipe).__call__).parameters for name in COUNT_ARGUMENTS
+    )
+    for candidate in (c for c in CANDIDATES if has_count or not c.by_count):
         try:
             _check(pipe, row, call, candidate)
         except torch.OutOfMemoryError:  # no candidate's fault

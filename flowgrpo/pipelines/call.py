@@ -12,12 +12,12 @@ from PIL import Image
 from flowgrpo.core.sampling_config import SAMPLER_ARGUMENTS
 from flowgrpo.core.seeds import seed_for
 from flowgrpo.data.media import open_media
-from flowgrpo.data.prompts import Row
+from flowgrpo.data.row import Row
 from flowgrpo.data.samples import Sample
 from flowgrpo.pipelines.seams import patched_for_call
 
-COUNTS = ("num_images_per_prompt", "num_videos_per_prompt")
-"""Names that pipelines have for the argument with the number of samples per prompt."""
+COUNT_ARGUMENTS = ("num_images_per_prompt", "num_videos_per_prompt")
+"""Names of the argument for the number of samples per prompt."""
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -25,7 +25,7 @@ class Batching:
     """How one call of a pipeline makes B samples of one row, as `batching.Batchings` finds out."""
 
     by_count: bool
-    """Whether an argument of COUNTS is B; otherwise the prompt is repeated B times."""
+    """Whether an argument of COUNT_ARGUMENTS is B; otherwise the prompt is repeated B times."""
     repeats_media: bool = False
     """Whether image arguments are repeated B times."""
     one_per_call: bool = False
@@ -62,19 +62,12 @@ def outputs(
 def call_pipeline(
     pipe: Any, row: Row, seeds: Sequence[int], call: dict[str, Any], batching: Batching
 ) -> Any:
-    """Calls the stock pipeline once for one sample per seed, and returns its output.
-
-    Raises:
-        ValueError: the batching needs an argument for the number of samples, but there is none.
-    """
+    """Calls the stock pipeline once for one sample per seed, and returns its output."""
     known = inspect.signature(type(pipe).__call__).parameters
-    counts = [name for name in COUNTS if name in known]
-    if batching.by_count and not counts:
-        raise ValueError(f"{type(pipe).__name__} has no argument for the number of samples.")
     arguments = {**call, **open_media(call_columns(pipe, row))}
     arguments |= {"prompt": row.prompt} if "prompt" in known else {}
     if batching.by_count:
-        arguments[counts[0]] = len(seeds)
+        arguments[next(name for name in COUNT_ARGUMENTS if name in known)] = len(seeds)
     if not batching.one_per_call:
         arguments |= {
             name: [value] * len(seeds)

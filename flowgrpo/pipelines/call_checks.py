@@ -5,9 +5,22 @@ import re
 from pathlib import Path
 from typing import Any
 
+from flowgrpo.core.config import GRPOConfig
 from flowgrpo.core.errors import ConfigError, did_you_mean
 from flowgrpo.data.samples import Sample, frames_of, is_video
 from flowgrpo.pipelines.parts import find_denoisers, find_models
+
+
+def check_calls(pipe: Any, config: GRPOConfig) -> None:
+    """Checks the arguments of rollouts and evaluations against the pipeline's call.
+
+    Raises:
+        ConfigError: an argument that the pipeline does not take, or an impossible frame count.
+    """
+    check_call(pipe, "sampling.call", config.sampling.call)
+    check_call(pipe, "evaluation.call", config.evaluation.call or {})
+    check_frames(pipe, "sampling.call", config.sampling.call)
+    check_frames(pipe, "evaluation.call", config.evaluation_call)
 
 
 def check_call(pipe: Any, section: str, call: dict[str, Any]) -> None:
@@ -22,7 +35,7 @@ def check_call(pipe: Any, section: str, call: dict[str, Any]) -> None:
     known = [name for name in inspect.signature(type(pipe).__call__).parameters if name != "self"]
     for name in call.keys() - set(known):
         hint = did_you_mean(name, known, f"It takes {', '.join(known)}.")
-        raise ConfigError(f"{section}.{name} is no argument of {type(pipe).__name__}; {hint}")
+        raise ConfigError(f"{section}.{name} is not an argument of {type(pipe).__name__}; {hint}")
 
 
 def call_warnings(pipe: Any, path: str | None, call: dict[str, Any], sample: Sample) -> list[str]:

@@ -64,7 +64,7 @@ def load_lora(pipe: Any, folder: Path, adapter_name: str = ADAPTER) -> list[str]
         ValueError: it is for a module that the pipeline does not have.
     """
     names = saved_modules(folder)
-    by_pipeline = _of_pipeline(type(pipe), folder, names)
+    by_pipeline = _loaded_by_pipeline(type(pipe), folder, names)
     if by_pipeline or not names:
         pipe.load_lora_weights(str(folder), adapter_name=adapter_name)
     for name in names:
@@ -91,7 +91,7 @@ def load_lora(pipe: Any, folder: Path, adapter_name: str = ADAPTER) -> list[str]
 def loading_lines(pipeline: type, folder: Path) -> list[str]:
     """Returns lines of plain diffusers code that load what `save_lora` wrote into `pipe`."""
     names = saved_modules(folder)
-    by_pipeline = _of_pipeline(pipeline, folder, names)
+    by_pipeline = _loaded_by_pipeline(pipeline, folder, names)
     lines = [f"pipe.load_lora_weights({str(folder)!r})"] if by_pipeline else []
     for name in names:
         if (folder / name / PEFT_WEIGHTS).is_file():
@@ -121,7 +121,7 @@ def saved_denoisers(folder: Path) -> list[str]:
     return sorted(path.parent.name for path in folder.glob("*/config.json"))
 
 
-def _of_pipeline(pipeline: type, folder: Path, names: Sequence[str]) -> list[str]:
+def _loaded_by_pipeline(pipeline: type, folder: Path, names: Sequence[str]) -> list[str]:
     """Returns those of `names` that the pipeline's own `load_lora_weights` loads."""
     if not (hasattr(pipeline, "load_lora_weights") and (folder / WEIGHTS).is_file()):
         return []

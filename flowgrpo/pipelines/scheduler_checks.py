@@ -23,7 +23,7 @@ PREDICTIONS = ("flow_prediction", "epsilon", "v_prediction", "sample")
 
 
 def check_scheduler(scheduler: Any) -> None:
-    """Refuses a scheduler whose interface cannot be taped; `check_first_step` tests its values.
+    """Refuses a scheduler whose interface cannot be taped; `check_first_order_step` tests values.
 
     Raises:
         ValueError: its step does not take (model_output, timestep, sample), or needs more than one
@@ -57,7 +57,7 @@ def check_stochastic(index: int, position: Position) -> None:
         )
 
 
-def check_first_step(
+def check_first_order_step(
     sde_step: SDEStep,
     scheduler: Any,
     position: Position,
@@ -65,9 +65,9 @@ def check_first_step(
     latents: Tensor,
     result: Tensor,
 ) -> None:
-    """Checks that the scheduler is read correctly: its first step must be the ODE's step.
+    """Checks that the scheduler is read correctly: a step without history must be the ODE's step.
 
-    A multistep solver has no history there, so every deterministic scheduler takes that step.
+    A multistep solver has none in its first step, and in the one after it was reset.
 
     Args:
         sde_step: the stochastic step, which is the ODE's at noise level 0.
@@ -86,10 +86,11 @@ def check_first_step(
     # Latents that are not finite are reported elsewhere, with what to do about them.
     if result.isfinite().all() and not off <= 0.05 * moved + rounding:
         raise ValueError(
-            f"scheduler is {type(scheduler).__name__}, but its first step is {off:.1e} away from "
-            "the deterministic one: it draws noise of its own, clips, or has another "
-            "parametrisation; set model.scheduler to DDIMScheduler or EulerDiscreteScheduler, for "
-            "example, and model.scheduler_kwargs to {clip_sample: false} if it clips."
+            f"scheduler is {type(scheduler).__name__}, but its step from sigma "
+            f"{position.sigma:.3g} is {off:.1e} away from the deterministic one: it draws noise of "
+            "its own, clips, or has another parametrisation; set model.scheduler to DDIMScheduler "
+            "or EulerDiscreteScheduler, for example, and model.scheduler_kwargs to "
+            "{clip_sample: false} if it clips."
         )
 
 

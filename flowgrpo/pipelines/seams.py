@@ -1,8 +1,10 @@
-"""Every patch of a live object in flowgrpo, as context managers that undo it.
+"""Every patch of a pipeline's methods in flowgrpo, as context managers that undo it.
 
 The stock pipeline is the policy, so none of its code is copied or subclassed. Whatever must differ
 during one call is patched here, on the *instance*: the scheduler's `step`, the denoisers'
-`forward`, `encode_prompt`, the VAE's `decode`, the progress bar. No other file patches anything.
+`forward`, `encode_prompt`, the VAE's `decode`, the progress bar. No other file
+sets attributes by name. Ordinary switches stay where they are used: peft's adapter switch
+(`policy.weights`), training mode (`policy.trainable`), compiled blocks (`compile`).
 """
 
 import functools

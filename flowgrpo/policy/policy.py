@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from flowgrpo.core.errors import RunStopped
 from flowgrpo.core.train_config import TrainConfig
-from flowgrpo.data.prompts import Row
+from flowgrpo.data.row import Row
 from flowgrpo.data.samples import Sample, is_video
 from flowgrpo.distributed.fsdp import drop_gathered, is_sharded, shard
 from flowgrpo.pipelines.batching import Batchings
@@ -158,7 +158,9 @@ class Policy:
             RunStopped: latents are not finite.
         """
         self.batchings.of_micro_batch(row, call, len(seeds))
-        gradients = is_compiled(self.denoisers)  # whose replay would round differently otherwise
+        gradients = is_compiled(
+            self.denoisers
+        )  # a compiled denoiser rounds differently with gradients, as in its replay
         with torch.no_grad(), record(self.pipe, self.taped, tape, noise, gradients=gradients):
             samples = self.generate(row, seeds, call)
         for step in tape.window_steps[-1:]:

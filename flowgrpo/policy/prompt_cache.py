@@ -6,10 +6,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
-from flowgrpo.core.devices import CPU, move_tensors, tensor_devices, to_devices
+from flowgrpo.core.devices import CPU, move_tensors, tensor_bytes, tensor_devices, to_devices
 from flowgrpo.pipelines.offload import is_offloaded
 from flowgrpo.pipelines.seams import patched_encode_prompt
 
@@ -44,13 +42,9 @@ class PromptCache:
             value = stock(*args, **kwargs)
         kept = move_tensors(value, CPU) if is_offloaded(self.pipe) else value
         self.entries[key] = kept, tensor_devices(value)
-        while sum(map(_tensor_bytes, self.entries.values())) > MAX_BYTES:
+        while sum(map(tensor_bytes, self.entries.values())) > MAX_BYTES:
             self.entries.popitem(last=False)
         return value
-
-
-def _tensor_bytes(value: Any) -> int:
-    return sum(t.numel() * t.element_size() for t in tree_leaves(value) if isinstance(t, Tensor))
 
 
 def _key(value: Any) -> Any:

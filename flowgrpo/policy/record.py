@@ -17,7 +17,7 @@ from flowgrpo.algorithms.sde import SDE_STEPS
 from flowgrpo.core.devices import detached_copy
 from flowgrpo.pipelines.loop_counter import LoopCounter
 from flowgrpo.pipelines.scheduler import position_of, previous_sample, with_previous_sample
-from flowgrpo.pipelines.scheduler_checks import check_first_step, check_stochastic
+from flowgrpo.pipelines.scheduler_checks import check_first_order_step, check_stochastic
 from flowgrpo.pipelines.seams import patched_loop
 from flowgrpo.policy.tape import NoiseFunction, Step, Tape
 
@@ -128,7 +128,7 @@ class _Recorder:
         # A multistep solver has no history in its first step, nor after a window step, which resets
         # it; so these must be the deterministic step. Later steps may be of higher order.
         if step.index == 0 or step.index - 1 in self.tape.window:
-            check_first_step(
+            check_first_order_step(
                 SDE_STEPS[self.tape.sde],
                 scheduler,
                 step.position,

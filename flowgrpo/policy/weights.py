@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -10,13 +9,11 @@ from torch import Tensor
 
 from flowgrpo.distributed.fsdp import placed_like
 from flowgrpo.pipelines.lora import inference_dtypes
-
-if TYPE_CHECKING:
-    from flowgrpo.policy.policy import Policy
+from flowgrpo.policy.policy import Policy
 
 
 @contextmanager
-def reference(policy: "Policy") -> Iterator[None]:
+def reference(policy: Policy) -> Iterator[None]:
     """Within the block the policy is the reference: the model as it was before training.
 
     That is the base model with the adapter switched off, or `policy.start_weights` if there is one.
@@ -39,7 +36,7 @@ def reference(policy: "Policy") -> Iterator[None]:
 
 
 @contextmanager
-def inference_weights(policy: "Policy", average: dict[str, Tensor] | None = None) -> Iterator[None]:
+def inference_weights(policy: Policy, average: dict[str, Tensor] | None = None) -> Iterator[None]:
     """Within the block the weights are those that a user will load.
 
     They are the average, if there is one, and an adapter has the dtype of its layers, because
@@ -57,7 +54,7 @@ def inference_weights(policy: "Policy", average: dict[str, Tensor] | None = None
 
 
 @contextmanager
-def trained_values(policy: "Policy", values: dict[str, Tensor]) -> Iterator[None]:
+def trained_values(policy: Policy, values: dict[str, Tensor]) -> Iterator[None]:
     """Within the block the trained weights have these values."""
     parameters = policy.parameters
     if policy.is_sharded:
@@ -79,7 +76,7 @@ def trained_values(policy: "Policy", values: dict[str, Tensor]) -> Iterator[None
             parameter.data = live[name]
 
 
-def load_weights(policy: "Policy", values: dict[str, Tensor]) -> None:
+def load_weights(policy: Policy, values: dict[str, Tensor]) -> None:
     """Copies `values`, full or sharded tensors by name, into the trained weights.
 
     Raises:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from flowgrpo.core.devices import tensor_bytes
 from flowgrpo.data.plan import Plan
-from flowgrpo.data.prompts import Row
+from flowgrpo.data.row import Row
 from flowgrpo.pipelines.seams import patched_forwards
 from flowgrpo.policy.policy import Policy, Rollout
 from flowgrpo.policy.record import record
@@ -123,8 +124,7 @@ class DryRun:
 def bytes_of_tape(tape: Tape) -> int:
     """Bytes of all tensors that a tape keeps: its steps' and the denoiser outputs."""
     kept = [list(vars(step).values()) for step in tape.steps.values()]
-    leaves = tree_leaves([kept, list(tape.outputs.values())])
-    return sum(t.numel() * t.element_size() for t in leaves if isinstance(t, Tensor))
+    return tensor_bytes([kept, list(tape.outputs.values())])
 
 
 def _with_blocks(models: Iterable[nn.Module]) -> list[nn.Module]:

@@ -1,4 +1,4 @@
-"""Checks of a replay's gradients: do they reach the trained tensors, and are they the slope?"""
+"""Checks of a replay's gradients: do they reach the weights, and match a finite difference?"""
 
 import torch
 
@@ -18,7 +18,8 @@ def gradient_share(policy: Policy) -> float:
 
 
 def gradient_error(policy: Policy, rollout: Rollout) -> float:
-    """Relative error of the gradient's norm against a central difference of the log-probs.
+    """Relative error of the squared gradient norm against the slope of the log-probs along the
+    gradient, from a central difference.
 
     The gradients in `policy.parameters` must be those of the rollout's summed log-probs. Their
     slope along the gradient g is |g|^2; a part of the model that lets no gradient through makes the

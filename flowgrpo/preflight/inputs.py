@@ -14,9 +14,11 @@ from PIL import Image
 from flowgrpo.core.config import GRPOConfig
 from flowgrpo.core.errors import ConfigError
 from flowgrpo.core.sampling_config import require_stochastic_steps
-from flowgrpo.data.media import digest, is_media
+from flowgrpo.data.columns import is_media
+from flowgrpo.data.media import digest
 from flowgrpo.data.plan import Plan
-from flowgrpo.data.prompts import PromptSource, Row, load_prompts
+from flowgrpo.data.prompts import PromptSource, load_prompts
+from flowgrpo.data.row import Row
 from flowgrpo.scoring.loading import as_rewards, load_rewards, unique, weighted
 from flowgrpo.scoring.reward import Reward
 from flowgrpo.scoring.validation import validate_rows

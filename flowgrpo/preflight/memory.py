@@ -13,10 +13,11 @@ from typing import Any
 from torch import Tensor
 
 from flowgrpo.core.config import GRPOConfig
+from flowgrpo.core.devices import tensor_bytes
 from flowgrpo.core.errors import ConfigError
 from flowgrpo.core.seeds import seed_for
 from flowgrpo.data.plan import Plan
-from flowgrpo.pipelines.call_checks import check_call, check_frames
+from flowgrpo.pipelines.call_checks import check_calls
 from flowgrpo.pipelines.parts import modules_of
 from flowgrpo.policy.policy import Policy
 from flowgrpo.preflight.dry_run import DryRun, MicroBatchCost
@@ -34,7 +35,8 @@ class Size:
 
 @dataclass(kw_only=True)
 class MemoryEstimate:
-    """Bytes and denoiser calls of a run, over all processes unless a name or docstring says so.
+    """Bytes and denoiser calls of a run, over all processes unless a name or docstring says
+    otherwise.
 
     A field is None if it cannot be known; `missing` says why.
     """
@@ -165,8 +167,7 @@ def estimate_memory(config: GRPOConfig, plan: Plan, processes: int = 1) -> Memor
             f"access: {_reason(error)}"
         )
         return estimate
-    check_call(pipe, "sampling.call", config.sampling.call)
-    check_frames(pipe, "sampling.call", config.sampling.call)
+    check_calls(pipe, config)
     _measure(estimate, pipe)
     return estimate
 
@@ -209,7 +210,7 @@ def size_of(tensors: Iterable[Tensor]) -> Size:
     return Size(
         tensors=len(unique),
         parameters=sum(t.numel() for t in unique),
-        bytes=sum(t.numel() * t.element_size() for t in unique),
+        bytes=tensor_bytes(unique),
     )
 
 

@@ -1,12 +1,9 @@
 """The memory estimate of a run as labelled lines, for people."""
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from flowgrpo.preflight.memory import MemoryEstimate, Size
+from flowgrpo.preflight.memory import MemoryEstimate, Size
 
 
-def describe_memory(estimate: "MemoryEstimate") -> dict[str, str]:
+def describe_memory(estimate: MemoryEstimate) -> dict[str, str]:
     """The numbers of an estimate per process, by label; what is missing, with its reason."""
     config = estimate.plan.config
     lines = {**_weights(estimate), **_copies(estimate), **_activations(estimate)}
@@ -26,7 +23,7 @@ def in_units(count: int) -> str:
     return f"{count} bytes"
 
 
-def _weights(estimate: "MemoryEstimate") -> dict[str, str]:
+def _weights(estimate: MemoryEstimate) -> dict[str, str]:
     lines = {}
     for name, size in estimate.parts.items():
         is_sharded = name in estimate.denoisers
@@ -36,7 +33,7 @@ def _weights(estimate: "MemoryEstimate") -> dict[str, str]:
     return lines
 
 
-def _copies(estimate: "MemoryEstimate") -> dict[str, str]:
+def _copies(estimate: MemoryEstimate) -> dict[str, str]:
     """Everything that is as large as the trained tensors, or a multiple of them."""
     copies = {
         "gradients": estimate.gradients,
@@ -50,7 +47,7 @@ def _copies(estimate: "MemoryEstimate") -> dict[str, str]:
     return lines
 
 
-def _activations(estimate: "MemoryEstimate") -> dict[str, str]:
+def _activations(estimate: MemoryEstimate) -> dict[str, str]:
     if estimate.activations is None:
         return {}
     checkpointed = estimate.activations_checkpointed
@@ -59,7 +56,7 @@ def _activations(estimate: "MemoryEstimate") -> dict[str, str]:
     return {"activations per step": f"{in_units(estimate.activations)}{also} ({size} images)"}
 
 
-def _tapes(estimate: "MemoryEstimate") -> dict[str, str]:
+def _tapes(estimate: MemoryEstimate) -> dict[str, str]:
     tapes = estimate.max_tape_bytes()
     if tapes is None:
         return {}
@@ -68,7 +65,7 @@ def _tapes(estimate: "MemoryEstimate") -> dict[str, str]:
     return {"tapes per epoch": f"{in_units(tapes)} ({groups}{on_cpu})"}
 
 
-def _denoiser_calls(estimate: "MemoryEstimate") -> dict[str, str]:
+def _denoiser_calls(estimate: MemoryEstimate) -> dict[str, str]:
     if estimate.micro_batch_costs is None:
         return {}
     calls = max(cost.rollout_forwards for cost in estimate.micro_batch_costs.values())
@@ -80,6 +77,6 @@ def _denoiser_calls(estimate: "MemoryEstimate") -> dict[str, str]:
     }
 
 
-def _size(size: "Size", count: int) -> str:
+def _size(size: Size, count: int) -> str:
     """`count` bytes of a part with `size.parameters` parameters."""
     return f"{in_units(count)} ({size.parameters / 1e6:.1f} M parameters)"

@@ -19,9 +19,10 @@ from torch import nn
 
 from flowgrpo.core.config import GRPOConfig
 from flowgrpo.core.config_file import parse_config
+from flowgrpo.core.errors import one_line
 from flowgrpo.core.sampling_config import reject_sampler_arguments, require_stochastic_steps
 from flowgrpo.data.plan import Plan
-from flowgrpo.data.prompts import Row
+from flowgrpo.data.row import Row
 from flowgrpo.pipelines.batching import Batchings
 from flowgrpo.pipelines.call_checks import check_call
 from flowgrpo.pipelines.compile import compiled
@@ -73,7 +74,7 @@ def check_pipeline(
         try:
             _prove_all(pipe, settings, row, {**settings.sampling_call, **call}, report)
         except Exception as error:  # pipelines raise what they like
-            reason = " ".join(f"{error}".split()) or type(error).__name__
+            reason = one_line(error)
             plain = isinstance(error, (ValueError, RuntimeError))
             report.reason = reason if plain else f"{type(error).__name__}: {reason}"
     report.seconds = time.perf_counter() - start
@@ -99,7 +100,7 @@ def _prove_all(
     fixed = _fixed_call(batchings, row, {**call, "output_type": "latent"})
     base = fixed.latents()
     lora = settings.train.lora
-    start = load_lora(pipe, Path(lora.start)) if lora and lora.start else []
+    start = load_lora(pipe, Path(lora.start).expanduser()) if lora and lora.start else []
     stock = prove_repeatable(fixed, report)
     unload_lora(pipe, start)
     policy = Policy(pipe, settings.train, batchings=batchings)

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from flowgrpo.data.prompts import Row
+from flowgrpo.data.row import Row
 from flowgrpo.data.samples import frames_of
 from flowgrpo.pipelines.call import Batching, outputs
 from flowgrpo.pipelines.lora import unload_lora

@@ -14,7 +14,7 @@ from flowgrpo.core.config import GRPOConfig
 from flowgrpo.core.errors import ReplayError
 from flowgrpo.core.seeds import normal
 from flowgrpo.data.plan import Plan
-from flowgrpo.data.prompts import Row
+from flowgrpo.data.row import Row
 from flowgrpo.distributed.fsdp import placed_like
 from flowgrpo.pipelines.batching import Batchings
 from flowgrpo.policy.policy import Policy, Rollout

@@ -11,10 +11,13 @@ from flowgrpo.scoring.audit import require_varying_scores
 def check_start(
     policy: Policy, inputs: Inputs, config: GRPOConfig, *, check_rewards: bool
 ) -> list[str]:
-    """Proves that a replay reproduces its rollout and, if asked to, that rewards tell images apart.
+    """Proves that a replay reproduces its rollout, and that rewards distinguish images.
+
+    Args:
+        check_rewards: False on a resumed run, whose rewards have been checked.
 
     Returns:
-        Warnings about settings that work, but hardly as intended.
+        Warnings about settings that work, but are probably mistakes.
 
     Raises:
         ReplayError: the replay differs; training would be biased.

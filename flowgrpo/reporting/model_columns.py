@@ -15,7 +15,7 @@ from tqdm import tqdm
 from flowgrpo.core.config import GRPOConfig
 from flowgrpo.core.errors import ConfigError
 from flowgrpo.core.seeds import initial_noise_seed
-from flowgrpo.data.prompts import Row
+from flowgrpo.data.row import Row
 from flowgrpo.data.samples import Sample
 from flowgrpo.pipelines.batching import Batchings
 from flowgrpo.pipelines.call import generate

@@ -8,7 +8,8 @@ from flowgrpo.core.config import GRPOConfig, frame_rate
 from flowgrpo.core.config_file import load_config
 from flowgrpo.core.errors import ConfigError
 from flowgrpo.core.files import epoch_folders
-from flowgrpo.data.prompts import Row, evenly_spaced, load_prompts
+from flowgrpo.data.prompts import evenly_spaced, load_prompts
+from flowgrpo.data.row import Row
 from flowgrpo.data.samples import Sample, is_video, write_video
 from flowgrpo.pipelines.lora_files import WEIGHTS, saved_denoisers, saved_modules
 from flowgrpo.reporting.grid import animate_grid, draw_grid

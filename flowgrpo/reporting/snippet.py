@@ -7,8 +7,9 @@ from typing import Any
 
 from flowgrpo.core.config import GRPOConfig, frame_rate
 from flowgrpo.core.sampling_config import SAMPLER_ARGUMENTS
-from flowgrpo.data.media import is_mask, is_media, is_video_file
-from flowgrpo.data.prompts import Row
+from flowgrpo.data.columns import is_mask, is_media
+from flowgrpo.data.media import is_video_file
+from flowgrpo.data.row import Row
 from flowgrpo.pipelines.loading import absent_parts
 from flowgrpo.pipelines.lora_files import loading_lines, saved_denoisers
 

@@ -57,7 +57,7 @@ def save(
         Path of the checkpoint.
 
     Raises:
-        OSError, SafetensorError: it cannot be written; a former checkpoint stays untouched.
+        OSError, SafetensorError: it cannot be written; an existing checkpoint stays untouched.
     """
     target = folder / f"epoch-{state.epoch:04d}"
     with atomic_folder(target, write=write) as temporary:
@@ -86,7 +86,8 @@ def newest(folder: Path, before: int | None = None) -> tuple[Path, dict[str, Any
     A damaged checkpoint is reported on stderr and quarantined.
 
     Args:
-        before: return only a checkpoint of an earlier epoch than this; later ones are quarantined.
+        before: return only a checkpoint of an earlier epoch than this; the others are
+            quarantined.
     """
     for path in reversed(epoch_folders(folder)):
         if before is not None and epoch_of(path) >= before:

@@ -18,7 +18,7 @@ from torch import Tensor
 from flowgrpo.core.config import GRPOConfig
 from flowgrpo.core.config_changes import check_resumable
 from flowgrpo.core.config_file import config_as_json, dump_config
-from flowgrpo.core.errors import ConfigError, DiskError
+from flowgrpo.core.errors import ConfigError, DiskError, one_line
 from flowgrpo.core.files import epoch_folders, epoch_of, write_atomically
 from flowgrpo.evaluation.scores import SCORES, load_scores
 
@@ -114,7 +114,7 @@ class RunFolder:
         try:
             data: dict[str, Any] = yaml.safe_load((self.path / name).read_text())
         except (OSError, ValueError, yaml.YAMLError) as error:
-            reason = " ".join(str(error).split())
+            reason = one_line(error)
             raise ConfigError(
                 f"{self.path / name} cannot be read ({reason}), but identifies the run to resume; "
                 "restore it, or start another run."
@@ -137,7 +137,7 @@ class RunFolder:
             of_disk = isinstance(error, SafetensorError) or error.errno in NOT_WRITABLE
             if not (of_disk and in_folder):
                 raise
-            reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+            reason = getattr(error, "strerror", None) or one_line(error)
             raise DiskError(
                 f"{path} cannot be written ({reason}), but existing files are intact; free space "
                 "or correct its permissions, and continue with --resume."

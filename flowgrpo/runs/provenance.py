@@ -103,7 +103,7 @@ def unrecorded_arguments(config: GRPOConfig, **arguments: Any) -> list[str]:
 
 
 def differences(folder: Path) -> list[str]:
-    """Says in sentences what has changed since the run started at epoch 0.
+    """Returns sentences about what has changed since the run started at epoch 0.
 
     Without a record, nothing is known to have changed.
     """

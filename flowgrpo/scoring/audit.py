@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from flowgrpo.core.errors import RewardError
-from flowgrpo.data.prompts import Row
+from flowgrpo.data.row import Row
 from flowgrpo.data.samples import Sample
 from flowgrpo.scoring.reward import Reward
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from flowgrpo.core.devices import on_device
 from flowgrpo.core.errors import RewardError, RewardNotFinite
 from flowgrpo.data.media import open_media
-from flowgrpo.data.prompts import Row
+from flowgrpo.data.row import Row
 from flowgrpo.data.samples import Sample, frames_of, is_video
 from rewards.contract import options_of
 

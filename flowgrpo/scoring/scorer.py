@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from torch import Tensor
 
-from flowgrpo.data.prompts import Row
+from flowgrpo.data.row import Row
 from flowgrpo.data.samples import Sample
 from flowgrpo.scoring.reward import Reward
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from flowgrpo.core.errors import ConfigError
 from flowgrpo.data.media import open_media
-from flowgrpo.data.prompts import Row
+from flowgrpo.data.row import Row
 from flowgrpo.scoring.reward import SAMPLE_PARAMETERS, Reward, RewardFunction, reward_columns
 from rewards.contract import options_of
 

@@ -1,6 +1,6 @@
-"""What processes tell each other within an epoch, and who replays what.
+"""Exchange of rewards and metrics between processes, and the division of replays among them.
 
-Every process samples whole groups. Rewards are then shared with all, so that advantages are the
+Every process samples complete groups. Rewards are then gathered by all, so that advantages are the
 same numbers on any number of processes.
 """
 
@@ -30,8 +30,8 @@ def exchange_rollouts(
     Args:
         own: the groups that this process sampled.
         problem: what stopped this process from sampling them.
-        num_groups: of the epoch, over all processes.
-        epoch: whose weights sampled; they are to blame for a problem.
+        num_groups: number of groups in the epoch, over all processes.
+        epoch: the epoch whose weights sampled; it is blamed for a problem.
 
     Returns:
         Empty if a signal interrupted sampling on some process.
@@ -69,10 +69,10 @@ def rollout_metrics(groups: Sequence[Mapping[str, Any]], num_images: int) -> dic
     return {**({"flat_images": flat} if flat else {}), "velocity_rms": velocity_rms}
 
 
-def training_metrics(
+def gather_training_metrics(
     sums: MetricSums, policy: Policy, state: TrainerState, processes: Processes
 ) -> dict[str, float]:
-    """Means over the transitions of all processes; adds their denoiser calls to the state."""
+    """Returns means over the transitions of all processes; adds their denoiser calls to `state`."""
     messages = processes.all_gather({**sums.to_message(), "calls": policy.pop_denoiser_calls()})
     for name in state.denoiser_calls:
         state.denoiser_calls[name] += sum(message["calls"][name] for message in messages)
@@ -80,19 +80,18 @@ def training_metrics(
 
 
 def groups_to_replay(
-    indices: range, teaches: Sequence[bool], processes: Processes, *, in_step: bool
+    indices: range, has_gradient: Sequence[bool], processes: Processes, *, is_sharded: bool
 ) -> list[int]:
-    """Which groups of an update this process replays.
+    """Indices of an update's groups that this process replays.
 
     Args:
-        indices: of the update's groups within the epoch.
-        teaches: by group, whether its loss has a gradient; the others count in the mean, but are
-            not replayed.
-        in_step: a sharded denoiser runs on all processes or on none, so if any of them has a group
-            that teaches, all replay theirs.
+        indices: indices of the update's groups within the epoch.
+        has_gradient: whether the loss of a group has a gradient, by its index in the epoch.
+        is_sharded: whether the denoiser is. It then runs on all processes or on none, so if any of
+            them has a group with a gradient, all replay theirs.
     """
     rank, world_size = processes.rank, processes.world_size
-    if not in_step:
-        return [index for index in indices if index % world_size == rank and teaches[index]]
-    turns = [indices[start : start + world_size] for start in range(0, len(indices), world_size)]
-    return [turn[rank] for turn in turns if any(teaches[index] for index in turn)]
+    if not is_sharded:
+        return [index for index in indices if index % world_size == rank and has_gradient[index]]
+    rounds = [indices[start : start + world_size] for start in range(0, len(indices), world_size)]
+    return [turn[rank] for turn in rounds if any(has_gradient[index] for index in turn)]

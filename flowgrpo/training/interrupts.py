@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT end a run where nothing is lost; a second one ends it at once."""
+"""SIGTERM and SIGINT end a run at a point where no work is lost; a second one ends it at once."""
 
 import signal
 import threading
@@ -10,7 +10,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class InterruptRequest:
-    """The signal that asked the run to stop, if any."""
+    """The signal that requested a stop, if any."""
 
     def __init__(self) -> None:
         self.signal = 0

@@ -41,8 +41,8 @@ class Learner:
             self.average = {n: p.detach().clone() for n, p in policy.parameters.items()}
         self.on_policy = True
         """Whether the weights are still those that sampled, so that every ratio is 1."""
-        self._warned = False
-        self._loss_scale = 0.0
+        self._warned = False  # a replay that drifts is reported once per run
+        self._loss_scale = 0.0  # of the current update; 0 until its first step
 
     def accumulate(
         self,
@@ -55,7 +55,8 @@ class Learner:
 
         Args:
             batch: the rollouts of each group, and its advantages (K,).
-            num_transitions: of the whole update, over all processes; the mean's denominator.
+            num_transitions: number of transitions in the update, over all processes: the mean's
+                denominator.
             sums: collects the metrics.
             should_stop: checked before each micro-batch; if it returns True, the rest is left out.
         """
@@ -81,7 +82,7 @@ class Learner:
                 if parameter.grad is not None:
                     parameter.grad /= self._loss_scale
         self._loss_scale = 0.0
-        if not self.policy.is_sharded:  # FSDP2 has summed the others already
+        if not self.policy.is_sharded:  # FSDP2 has summed sharded ones already
             self.processes.sum_gradients(parameters)
         max_norm = self.config.train.max_grad_norm
         norm = float(full_tensor(torch.nn.utils.clip_grad_norm_(parameters, max_norm)))
@@ -114,7 +115,7 @@ class Learner:
         if len(set(sums)) > 1:
             raise RuntimeError(
                 "weights differ between processes after an update; give every machine the same "
-                "versions and the same kind of device, and continue with --resume."
+                "versions and the same model of device, and continue with --resume."
             )
         return f"{own:016x}"
 
@@ -137,7 +138,7 @@ class Learner:
         return copies
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Puts back what `state_dict` gave, on any number of processes, sharded or not."""
+        """Restores what `state_dict` gave, on any number of processes, sharded or not."""
         named = self.policy.parameters
         load_weights(self.policy, _under("weights/", tensors))
         load_optimizer_moments(self.optimizer, named, _under("optimizer/", tensors))
@@ -147,15 +148,15 @@ class Learner:
     def _replay(
         self, rollout: Rollout, advantages: Tensor, num_transitions: int, sums: MetricSums
     ) -> None:
-        """Backward of one micro-batch, step by step: each step's graph is freed by its own."""
+        """Runs backward for one micro-batch; each step does so by itself, to free its graph."""
         reference_means = self._reference_means(rollout)
 
-        def on_step(step: Step, now: Transition) -> None:
-            batch = _step_batch(step, now, advantages, reference_means)
+        def on_step(step: Step, current: Transition) -> None:
+            batch = _step_batch(step, current, advantages, reference_means)
             if self.on_policy:
                 self._check_replay(step, batch)
             loss, metrics = self._objective(batch)
-            scale = self._scale_of(num_transitions, now.mean)
+            scale = self._scale_of(num_transitions, current.mean)
             (loss.sum() / num_transitions * scale).backward()
             sums.add(loss=loss, **metrics)
 
@@ -170,7 +171,9 @@ class Learner:
         if self.config.objective.needs_reference:
             with reference(self.policy):
                 self.policy.replay(
-                    rollout, lambda step, now: means.update({step.key: now.mean}), gradients=False
+                    rollout,
+                    lambda step, current: means.update({step.key: current.mean}),
+                    gradients=False,
                 )
         return means
 
@@ -188,7 +191,7 @@ class Learner:
         message = (
             f"{type(self.policy.pipe).__name__} step {step.index} replays {deviation:.1e} away "
             f"from its rollout before any update (allowed {allowed:.1e}); an option in "
-            "sampling.call may depend on more than its inputs."
+            "sampling.call may depend on the step count, or keep state."
         )
         if action == "stop" or math.isnan(deviation):
             raise ReplayError(message)
@@ -214,27 +217,27 @@ class Learner:
         name, value = ("gradient", norm) if math.isfinite(loss) else ("loss", loss)
         return RunStopped(
             f"{name}_not_finite",
-            f"the {name} of an update is {value}, which is not finite; the weights stay as "
-            "they were: lower train.lr, or set model.dtype to float32.",
+            f"the {name} of an update is {value}, but must be finite; the weights are unchanged, "
+            "so lower train.lr, or set model.dtype to float32.",
             on_all_processes=True,
         )
 
 
 def _step_batch(
-    step: Step, now: Transition, advantages: Tensor, reference_means: ReferenceMeans
+    step: Step, current: Transition, advantages: Tensor, reference_means: ReferenceMeans
 ) -> StepBatch:
     assert step.mean is not None
     return StepBatch(
         advantages=advantages,
-        log_prob=log_prob(step.next_latents, now.mean, now.std),
+        log_prob=log_prob(step.next_latents, current.mean, current.std),
         old_log_prob=log_prob(step.next_latents, step.mean, step.std),
         latents=step.latents,
         next_latents=step.next_latents,
-        mean=now.mean,
+        mean=current.mean,
         old_mean=step.mean,
         reference_mean=reference_means.get(step.key),
-        std=now.std,
-        velocity=now.velocity,
+        std=current.std,
+        velocity=current.velocity,
         sigma=step.position.sigma,
         sigma_next=step.position.sigma_next,
     )

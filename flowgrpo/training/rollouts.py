@@ -26,7 +26,7 @@ class RolloutGroup:
     rollouts: list[Rollout]
     rewards: dict[str, Tensor]
     num_flat: int
-    """Samples whose every pixel has the same colour."""
+    """Number of samples in which each frame has a single colour."""
 
     @property
     def samples(self) -> list[Sample]:
@@ -38,7 +38,7 @@ class RolloutGroup:
             rollout.samples.clear()
 
     def to_message(self) -> dict[str, Any]:
-        """What the other processes need to know, as JSON."""
+        """Message to the other processes, as JSON."""
         steps = [step for rollout in self.rollouts for step in rollout.tape.window_steps]
         norms = torch.cat([s.velocity_rms for s in steps if s.velocity_rms is not None])
         return {
@@ -89,7 +89,7 @@ def sample_groups(
 
 
 def roll_out(policy: Policy, plan: Plan, group: Group, samples: range) -> Rollout:
-    """One micro-batch of a group."""
+    """Samples one micro-batch of a group."""
     config = plan.config
 
     def noise(step: int, stream: int, shape: torch.Size) -> Tensor:
@@ -108,6 +108,6 @@ def _joined(futures: Sequence[dict[str, Future[Tensor]]], name: str) -> Tensor:
 
 
 def _is_flat(sample: Sample) -> bool:
-    """Every pixel of every frame has the same colour."""
+    """Whether each frame has a single colour."""
     colours = [frame.convert("RGB").getcolors(maxcolors=1) for frame in frames_of(sample)]
     return None not in colours

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -24,15 +24,13 @@ from flowgrpo.training.guards import findings
 from flowgrpo.training.interrupts import InterruptRequest
 from flowgrpo.training.learner import Learner
 from flowgrpo.training.rollouts import RolloutGroup
-
-if TYPE_CHECKING:
-    from flowgrpo.training.setup import Setup
+from flowgrpo.training.setup import Setup
 
 
 class Run:
-    """What has been done, where it is kept, and whether to continue. The main process writes."""
+    """State, folder and signals of one run. The main process writes."""
 
-    def __init__(self, setup: "Setup", learner: Learner, processes: Processes):
+    def __init__(self, setup: Setup, learner: Learner, processes: Processes):
         self.setup, self.learner, self.processes = setup, learner, processes
         self.config, self.inputs, self.folder = setup.config, setup.inputs, setup.folder
         self.state = TrainerState()
@@ -46,7 +44,7 @@ class Run:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Context of a whole run: handles signals, and records why it ended early, in summary.json
+        """Context of a run: handles signals, and records why it ended early, in summary.json
         and for the other processes."""
         self.clock = Clock(self.state.seconds)
         self.processes.on_main(self.folder.lock)
@@ -115,7 +113,7 @@ class Run:
             self.trackers.log(line, state.epoch)
         for finding in findings(self.history, self.config.guards):
             if finding.action == "stop":
-                # What a line measures comes from the weights that sampled, or moved from there.
+                # Epoch N samples with the weights of checkpoint N - 1, so those are blamed.
                 raise RunStopped(
                     finding.reason,
                     finding.message,
@@ -168,7 +166,7 @@ class Run:
         return self.processes.broadcast(self.folder.is_evaluated(epoch))
 
     def should_stop(self) -> bool:
-        """Whether to interrupt the current phase; a sharded run decides on all of them together."""
+        """Whether to interrupt the current phase; sharded processes decide together."""
         is_set = self.request.is_set
         return self.processes.any(is_set) if self.learner.policy.is_sharded else is_set
 
@@ -192,7 +190,8 @@ class Run:
         """Restores the newest complete checkpoint.
 
         Args:
-            before: only one of an earlier epoch than this; later ones are quarantined.
+            before: only one of an earlier epoch than this; that epoch's and later ones are
+                quarantined.
 
         Returns:
             Whether there is one.
@@ -218,7 +217,7 @@ class Run:
         return True
 
     def roll_back(self, stop: RunStopped) -> bool:
-        """Restores the newest checkpoint that is not to blame, with a lower learning rate.
+        """Restores the newest checkpoint from before the blamed epoch, with a lower learning rate.
 
         Returns:
             Whether there is one, and `guards.rollbacks` allows one more.
@@ -235,7 +234,7 @@ class Run:
         if self.processes.is_main:
             self.folder.begin(self.config, self.inputs.fingerprint, self.state.epoch)
             print(
-                f"warning: {stop} Went back to epoch {self.state.epoch} with "
+                f"warning: {str(stop).rstrip('.')}; went back to epoch {self.state.epoch} with "
                 f"{factor:g} times the learning rate.",
                 file=sys.stderr,
             )

@@ -1,4 +1,4 @@
-"""What comes before training: arguments and config are read and checked, the policy is opened."""
+"""Set-up of a run: checks arguments and config, and opens the policy."""
 
 import sys
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from flowgrpo.core.seeds import seed_for
 from flowgrpo.data.plan import Plan
 from flowgrpo.data.prompts import PromptSource
 from flowgrpo.distributed.processes import Processes
-from flowgrpo.pipelines.call_checks import check_call, check_frames
+from flowgrpo.pipelines.call_checks import check_calls
 from flowgrpo.pipelines.compile import compile_blocks
 from flowgrpo.pipelines.loading import device_of, open_pipeline
 from flowgrpo.policy.policy import Policy
@@ -28,7 +28,7 @@ from flowgrpo.training.optimizer import optimizer_class
 
 @dataclass(kw_only=True, frozen=True)
 class Arguments:
-    """What the trainer was given besides a config; None leaves it to the config."""
+    """Arguments of the trainer other than the config; None leaves the choice to the config."""
 
     model: Any = None
     reward_funcs: Any = None
@@ -87,10 +87,7 @@ def open_policy(model: Any, config: GRPOConfig, plan: Plan) -> Policy:
     """
     is_given = isinstance(model, DiffusionPipeline)
     pipe = model if is_given else open_pipeline(config.model, shard=config.train.shard)
-    check_call(pipe, "sampling.call", config.sampling.call)
-    check_call(pipe, "evaluation.call", config.evaluation.call or {})
-    check_frames(pipe, "sampling.call", config.sampling.call)
-    check_frames(pipe, "evaluation.call", config.evaluation_call)
+    check_calls(pipe, config)
     shard_device = None if is_given else device_of(config.model).type
     policy = Policy(pipe, config.train, seed_for(config.seed, "lora"), shard_device)
     check_sharded_experts(policy, plan)

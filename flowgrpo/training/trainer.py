@@ -2,7 +2,7 @@
 
 Read `GRPOTrainer._epoch`. It differs from the textbook in three ways: the policy is a stock
 pipeline that is replayed instead of re-implemented (see `policy.tape`), a log-prob is the mean over
-latent dimensions, and each process owns whole groups (see `distributed.processes`).
+latent dimensions, and each process owns complete groups (see `distributed.processes`).
 """
 
 import sys
@@ -52,7 +52,9 @@ class GRPOTrainer:
         resume: continue from the newest checkpoint of `args.output_dir`.
 
     Raises:
-        ConfigError: a setting, prompt or reward that cannot work; before any model is loaded.
+        ConfigError: a setting, prompt or reward that cannot work; before a model is loaded, if it
+            can be known by then.
+        ImportError: a package that a setting needs is not installed.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class GRPOTrainer:
 
     @property
     def state(self) -> TrainerState:
-        """What the run has done so far."""
+        """Progress of the run."""
         return self.run.state
 
     def train(self) -> dict[str, Any]:
@@ -130,22 +132,23 @@ class GRPOTrainer:
         """One epoch of GRPO: rollouts, rewards, advantages, updates; then its line of metrics."""
         plan, run = self.plan, self.run
         with run.clock("sampling"):
-            own, rewards, rollout_metrics = self._roll_out(plan.groups(self.state.epoch))
+            own_groups, rewards, rollout_metrics = self._roll_out(plan.groups(self.state.epoch))
         run.exit_if_interrupted()
 
-        weights = {reward.name: reward.weight for reward in self.rewards}
-        group_advantages = advantages(rewards, weights, self.config.train.advantage)
+        reward_weights = {reward.name: reward.weight for reward in self.rewards}
+        group_advantages = advantages(rewards, reward_weights, self.config.train.advantage)
 
         sums, grad_norms = MetricSums(), list[float]()
         self.learner.on_policy = True
         with run.clock("training"):
             for indices in plan.update_batches():
                 replayed = self._groups_to_replay(indices, group_advantages)
-                batch = [(own[index].rollouts, group_advantages[index]) for index in replayed]
+                batch = [(own_groups[i].rollouts, group_advantages[i]) for i in replayed]
                 num_transitions = len(indices) * plan.transitions_per_group
                 # Up to the first optimizer step the weights are those of the last epoch's end, so
                 # a signal can still be honoured without losing anything.
                 should_stop = None if grad_norms else run.should_stop
+                # Replays each group, and adds the gradients of the objective.
                 self.learner.accumulate(batch, num_transitions, sums, should_stop)
                 if not grad_norms:
                     run.exit_if_interrupted()
@@ -153,20 +156,20 @@ class GRPOTrainer:
 
         self.state.epoch += 1
         self.state.images += plan.images_per_epoch
-        totals = weighted_sum(rewards, weights)
+        totals = weighted_sum(rewards, reward_weights)
         tied_groups = sum(not a.any() for a in group_advantages) / len(group_advantages)
         run.log(
             {
                 **reward_metrics(rewards, totals),
                 "tied_groups": tied_groups,
                 **rollout_metrics,
-                **exchange.training_metrics(sums, self.policy, self.state, self.processes),
+                **exchange.gather_training_metrics(sums, self.policy, self.state, self.processes),
                 "grad_norm": sum(grad_norms) / len(grad_norms),
                 "grad_norm_max": max(grad_norms),
                 "weights_checksum": self.learner.checksum(),
             }
         )
-        run.save_if_due([(own[index], totals[index]) for index in sorted(own)])
+        run.save_if_due([(own_groups[i], totals[i]) for i in sorted(own_groups)])
 
     def sample(self, groups: Sequence[Group]) -> list[RolloutGroup]:
         """Rolls out and scores groups with the current weights."""
@@ -225,7 +228,7 @@ class GRPOTrainer:
         except RunStopped as stop:
             problem = stop
             if self.policy.is_sharded:
-                self.processes.any(True)  # the others are asking each other whether to stop
+                self.processes.any(True)  # the others wait in Run.should_stop, a collective
         messages = exchange.exchange_rollouts(
             own, problem, len(groups), self.state.epoch, self.processes
         )
@@ -236,11 +239,15 @@ class GRPOTrainer:
         return {group.group.index: group for group in own}, rewards, metrics
 
     def _groups_to_replay(self, indices: range, group_advantages: Sequence[Tensor]) -> list[int]:
-        """Tied groups have advantages of 0: only a term for the reference gives them a gradient."""
+        """Indices of the groups that this process replays.
+
+        Tied groups have advantages of 0, so they are left out unless the objective has a term for
+        the reference: their loss has no gradient. They still count in its mean.
+        """
         has_reference = self.config.objective.needs_reference
-        teaches = [has_reference or bool(a.any()) for a in group_advantages]
+        has_gradient = [has_reference or bool(a.any()) for a in group_advantages]
         return exchange.groups_to_replay(
-            indices, teaches, self.processes, in_step=self.policy.is_sharded
+            indices, has_gradient, self.processes, is_sharded=self.policy.is_sharded
         )
 
     def _evaluate_if_due(self) -> None:

@@ -11,7 +11,7 @@ from flowgrpo.core.config import RENAMED_KEYS
 from flowgrpo.core.config_file import dump_config, load_config, parse_config
 from flowgrpo.core.errors import ConfigError
 from flowgrpo.data.plan import Plan
-from flowgrpo.data.prompts import Row
+from flowgrpo.data.row import Row
 
 CONFIGS = sorted(Path(__file__).parents[2].joinpath("configs").glob("*.yaml"))
 

@@ -2,7 +2,7 @@
 
 from flowgrpo.core.config_file import parse_config
 from flowgrpo.data.plan import Plan
-from flowgrpo.data.prompts import Row
+from flowgrpo.data.row import Row
 
 
 def plan(**settings):

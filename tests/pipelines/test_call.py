@@ -5,7 +5,7 @@ import torch
 from families import FAMILIES, built
 
 from flowgrpo import ConfigError
-from flowgrpo.data.prompts import Row
+from flowgrpo.data.row import Row
 from flowgrpo.pipelines.batching import Batchings
 from flowgrpo.pipelines.call import Batching, generate
 from flowgrpo.pipelines.call_checks import call_warnings, check_frames

@@ -9,7 +9,7 @@ from families.family import SHORT
 from safetensors import safe_open
 
 from flowgrpo.core.train_config import TrainConfig
-from flowgrpo.data.prompts import Row
+from flowgrpo.data.row import Row
 from flowgrpo.pipelines.loading import load_pipeline
 from flowgrpo.policy.policy import Policy
 from flowgrpo.policy.weights import inference_weights

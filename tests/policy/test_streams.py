@@ -7,7 +7,7 @@ from families import FAMILIES, built
 from flowgrpo.algorithms.sde import log_prob
 from flowgrpo.core.seeds import normal
 from flowgrpo.core.train_config import TrainConfig
-from flowgrpo.data.prompts import Row
+from flowgrpo.data.row import Row
 from flowgrpo.policy.policy import Policy
 from flowgrpo.policy.tape import Tape
 

@@ -12,7 +12,7 @@ from flowgrpo.algorithms.sde import log_prob
 from flowgrpo.core.errors import ReplayError
 from flowgrpo.core.seeds import normal
 from flowgrpo.core.train_config import TrainConfig
-from flowgrpo.data.prompts import Row
+from flowgrpo.data.row import Row
 from flowgrpo.pipelines.seams import patched
 from flowgrpo.policy.policy import Policy
 from flowgrpo.policy.tape import Tape

@@ -12,7 +12,7 @@ from flowgrpo.algorithms.sde import log_prob
 from flowgrpo.core.sections import ModelConfig
 from flowgrpo.core.seeds import normal
 from flowgrpo.core.train_config import TrainConfig
-from flowgrpo.data.prompts import Row
+from flowgrpo.data.row import Row
 from flowgrpo.pipelines.loading import open_pipeline
 from flowgrpo.pipelines.lora_files import load_lora, saved_modules
 from flowgrpo.pipelines.seams import patched

@@ -3,7 +3,7 @@
 from diffusers import StableDiffusion3InpaintPipeline
 
 from flowgrpo.core.config_file import parse_config
-from flowgrpo.data.prompts import Row
+from flowgrpo.data.row import Row
 from flowgrpo.reporting.snippet import inference_snippet
 
 

@@ -8,7 +8,7 @@ from PIL import Image
 
 from flowgrpo.core.errors import ConfigError, RewardError
 from flowgrpo.core.sections import RewardConfig
-from flowgrpo.data.prompts import Row
+from flowgrpo.data.row import Row
 from flowgrpo.scoring.audit import require_varying_scores
 from flowgrpo.scoring.loading import as_rewards, built_in_rewards, find_reward, load_rewards
 from flowgrpo.scoring.validation import validate_rows

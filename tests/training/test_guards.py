@@ -168,7 +168,7 @@ def test_a_rollback_goes_on_from_the_last_good_checkpoint_with_a_lower_rate(tmp_
     run = trainer(tmp_path / "run", **options)
     spoilt_once(run, 1, float("nan"))
     run.train()
-    assert "Went back to epoch 1 with 0.5 times the learning rate" in capsys.readouterr().err
+    assert "went back to epoch 1 with 0.5 times the learning rate" in capsys.readouterr().err
     assert run.state.rollbacks == 1
     assert run.learner.optimizer.param_groups[0]["lr"] == pytest.approx(0.5e-4)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
@@ -182,7 +182,7 @@ def test_a_rollback_goes_behind_the_weights_that_sampled_what_is_wrong(tmp_path,
     run = trainer(tmp_path / "run", train={"epochs": 5, "lr": 0.1}, guards=guards)
     with pytest.raises(RunStopped, match="times as large in epoch"):
         run.train()
-    back = capsys.readouterr().err.split("Went back to epoch ")
+    back = capsys.readouterr().err.split("went back to epoch ")
     (found,) = re.findall(r"in epoch (\d) as in", back[0])
     assert int(back[1][0]) == int(found) - 2
     assert stopped(tmp_path / "run")["epoch"] > int(found) - 1

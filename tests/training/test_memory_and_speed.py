@@ -19,7 +19,7 @@ from flowgrpo.core import devices
 from flowgrpo.core.sections import ModelConfig
 from flowgrpo.core.seeds import normal
 from flowgrpo.core.train_config import TrainConfig
-from flowgrpo.data.prompts import Row
+from flowgrpo.data.row import Row
 from flowgrpo.pipelines import offload
 from flowgrpo.pipelines.attention import set_attention_backend
 from flowgrpo.pipelines.compile import compile_blocks, compiled

@@ -82,7 +82,7 @@ def test_a_run_that_failed_before_its_first_evaluation_does_not_block_the_folder
 @pytest.mark.parametrize("section", ["sampling", "evaluation"])
 def test_an_argument_that_the_pipeline_does_not_take_is_refused(tmp_path, section):
     with pytest.raises(
-        ConfigError, match=f'{section}.call.guidance_scal is no .*mean "guidance_scale"'
+        ConfigError, match=f'{section}.call.guidance_scal is not .*mean "guidance_scale"'
     ):
         trainer(tmp_path / "run", **{section: {"call": {"guidance_scal": 2}}})
 

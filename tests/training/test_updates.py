@@ -11,7 +11,7 @@ from tiny_run import metrics, move_weights_after_sampling, redness, trainer
 
 from flowgrpo import ConfigError
 from flowgrpo.core.errors import ReplayError
-from flowgrpo.data.prompts import Row
+from flowgrpo.data.row import Row
 from flowgrpo.pipelines import batching
 from flowgrpo.pipelines.call import Batching
 from flowgrpo.pipelines.parts import modules_of
@@ -170,7 +170,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_weights_move(tmp_path):
     run = trainer(tmp_path / "run", train={"epochs": 1})
     before = {name: p.detach().clone() for name, p in run.policy.parameters.items()}
     next(iter(run.policy.parameters.values())).register_hook(lambda g: g * float("nan"))
-    with pytest.raises(RuntimeError, match="the gradient of an update is nan, which is not finite"):
+    with pytest.raises(RuntimeError, match="the gradient of an update is nan, but must be finite"):
         run.train()
     assert all(torch.equal(p, before[name]) for name, p in run.policy.parameters.items())
 
@@ -191,10 +191,9 @@ def test_a_replay_that_drifts_stops_the_run(tmp_path):
         run.train()
 
 
-@pytest.mark.parametrize("change", [{"noise_level": 0.0}, {"sde": "ode"}])
-def test_training_without_noise_is_refused(tmp_path, change):
+def test_training_without_noise_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="training needs random steps"):
-        trainer(tmp_path / "run", sampling=change)
+        trainer(tmp_path / "run", sampling={"noise_level": 0.0})
 
 
 def test_epochs_leave_no_tensors_behind(tmp_path):
