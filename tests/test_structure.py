@@ -248,3 +248,9 @@ def test_the_command_line_sets_the_wait_policy_before_torch_is_imported():
     keep = "import os; os.environ['OMP_WAIT_POLICY'] = 'ACTIVE'; import flowgrpo.cli;"
     keep += "assert os.environ['OMP_WAIT_POLICY'] == 'ACTIVE'"
     subprocess.run([sys.executable, "-c", keep], check=True)
+
+
+def test_test_files_have_names_of_their_own():
+    """pytest imports them by name alone."""
+    names = [path.name for path in ROOT.glob("tests/**/test_*.py")]
+    assert len(names) == len(set(names))
