@@ -114,6 +114,9 @@ def _sentence(error: ValidationError) -> str:
         return f"{name} is not a setting; {hint}"
     if fault["type"] == "missing":
         return f"{name} is missing; add it."
+    if fault["type"] == "model_type":
+        known = ", ".join(_known_keys([str(part) for part in location]))
+        return f"{name} is {fault['input']!r}, but must be a section with keys; known: {known}."
     reason = fault["msg"].removeprefix("Input should be ").removeprefix("a ")
     return f"{name} is {fault['input']!r}, but must be {reason}."
 

@@ -48,6 +48,8 @@ def test_every_config_of_the_project_loads_and_survives_a_round_trip(path, tmp_p
         ({"sampling": {"call": {"generator": 1}}}, "sampling.call.generator is set"),
         ({"train": {"lr": "fast"}}, "train.lr is 'fast', but must be"),
         ({"objective": {"clip_range": 0}}, "objective.clip_range is"),
+        ({"objective": "grpo"}, "objective is 'grpo', but must be a section with keys; known: cl"),
+        ({"objective": {"klweight": 1}}, 'did you mean "kl_weight"?'),
         ({"sampling": {"groups_per_epoch": 10}, "train": {"updates_per_epoch": 4}}, "use 8 or 12"),
         (
             {"train": {"updates_per_epoch": 3, "inner_epochs": 2}},
