@@ -32,6 +32,8 @@ def at_90_percent(values: list[int]) -> int:
 
 def main(root: Path) -> None:
     files = [*root.glob("flowgrpo/**/*.py"), *root.glob("rewards/**/*.py")]
+    if not files:
+        sys.exit(f"{root} is no checkout of flowgrpo; name its folder.")
     texts = {path: path.read_text() for path in files}
     trees = {path: ast.parse(text) for path, text in texts.items()}
     functions = [

@@ -55,7 +55,7 @@ class Launched:
         for process in self.processes:
             process.start()
 
-    def wait(self, seconds=120):
+    def wait(self, seconds=300):
         """Returns the exit codes by rank; after a signal it is minus its number."""
         deadline = time.monotonic() + seconds
         for process in self.processes:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from flowgrpo.core.config import RENAMED_KEYS
 from flowgrpo.core.errors import ConfigError
 
 RESUMABLE_CHANGES = (
@@ -37,7 +38,13 @@ def may_change_on_resume(key: str) -> bool:
 
 
 def check_resumable(before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Raises ConfigError if a setting differs that is not one of RESUMABLE_CHANGES."""
+    """Raises ConfigError if a setting differs that is not one of RESUMABLE_CHANGES, or if the run
+    was made by an earlier version that called settings differently."""
+    if old := sorted(RENAMED_KEYS.keys() & _flat(before).keys()):
+        raise ConfigError(
+            f"the run to resume was made by an earlier version with other names of settings "
+            f"({', '.join(old)}); finish it with that version, or start another run."
+        )
     refused = [
         f"{key} {change}"
         for key, change in changes(before, after).items()

@@ -115,8 +115,8 @@ def _sentence(error: ValidationError) -> str:
     if fault["type"] == "missing":
         return f"{name} is missing; add it."
     if fault["type"] == "model_type":
-        known = ", ".join(_known_keys([str(part) for part in location]))
-        return f"{name} is {fault['input']!r}, but must be a section with keys; known: {known}."
+        keys = ", ".join(_known_keys([str(part) for part in location]))
+        return f"{name} is {fault['input']!r}, but must be a section with keys; known: {keys}."
     reason = fault["msg"].removeprefix("Input should be ").removeprefix("a ")
     return f"{name} is {fault['input']!r}, but must be {reason}."
 

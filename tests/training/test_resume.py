@@ -103,3 +103,11 @@ def test_a_metrics_file_that_a_kill_cut_short_is_read_up_to_there(tmp_path):
         file.write('{"epoch": 2, "rew')
     trainer(tmp_path / "run", resume=True, train={"epochs": 2}).train()
     assert [line["epoch"] for line in metrics(tmp_path / "run")] == [1, 2]
+
+
+def test_a_resume_of_a_run_with_old_names_of_settings_says_so(tmp_path):
+    trainer(tmp_path / "run", train={"epochs": 1}).train()
+    path = tmp_path / "run" / "config.yaml"
+    path.write_text(path.read_text().replace("optimizer: adamw", "optimiser: adamw"))
+    with pytest.raises(ConfigError, match=r"an earlier version .* \(train\.optimiser\); finish it"):
+        trainer(tmp_path / "run", resume=True, train={"epochs": 2})
