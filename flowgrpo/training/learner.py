@@ -3,12 +3,13 @@
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from flowgrpo.algorithms.objectives import OBJECTIVES, StepBatch, StepLoss
+from flowgrpo.algorithms.objectives import OBJECTIVES, StepBatch
 from flowgrpo.algorithms.sde import log_prob
 from flowgrpo.core.config import GRPOConfig
 from flowgrpo.core.errors import ReplayError, RunStopped
@@ -34,6 +35,8 @@ class Learner:
     def __init__(self, policy: Policy, config: GRPOConfig, processes: Processes):
         train = config.train
         self.policy, self.config, self.processes = policy, config, processes
+        objective = config.objective
+        self.objective = partial(OBJECTIVES[objective.name], **objective.arguments)
         self.optimizer = make_optimizer(train, policy.parameters.values())
         self.average: dict[str, Tensor] | None = None
         """Exponential moving average of the trained weights; None without `train.ema`."""
@@ -155,16 +158,12 @@ class Learner:
             batch = _step_batch(step, current, advantages, reference_means)
             if self.on_policy:
                 self._check_replay(step, batch)
-            loss, metrics = self._objective(batch)
+            loss, metrics = self.objective(batch)
             scale = self._scale_of(num_transitions, current.mean)
             (loss.sum() / num_transitions * scale).backward()
             sums.add(loss=loss, **metrics)
 
         self.policy.replay(rollout, on_step)
-
-    def _objective(self, batch: StepBatch) -> StepLoss:
-        objective = self.config.objective
-        return OBJECTIVES[objective.name](batch, **objective.arguments)
 
     def _reference_means(self, rollout: Rollout) -> ReferenceMeans:
         means: dict[tuple[int, int], Tensor] = {}
