@@ -7,6 +7,7 @@ update. Messages are JSON in tensors, never pickles. Launch with `torchrun` or `
 
 import json
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -44,6 +45,11 @@ class Processes:
     def is_main(self) -> bool:
         """Whether this is rank 0, which writes files and prints."""
         return self.rank == 0
+
+    def warn(self, message: str) -> None:
+        """Prints a warning, on rank 0 alone."""
+        if self.is_main:
+            print(f"warning: {message}", file=sys.stderr)
 
     def shard(self, items: Sequence[T], *, padded: bool = False) -> list[T]:
         """Returns this process's shard of `items`: those at rank, rank + world_size, ...

@@ -1,7 +1,6 @@
 """Updates: replays rollouts with gradients, and moves the weights."""
 
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
@@ -194,8 +193,8 @@ class Learner:
         )
         if action == "stop" or math.isnan(deviation):
             raise ReplayError(message)
-        if not self._warned and self.processes.is_main:
-            print(f"warning: {message}", file=sys.stderr)
+        if not self._warned:
+            self.processes.warn(message)
         self._warned = True
 
     def _scale_of(self, num_transitions: int, mean: Tensor) -> float:

@@ -72,7 +72,7 @@ class Run:
         epoch = self.state.epoch
         if self.processes.is_main:
             for sentence in differences(self.folder.path) if epoch else []:
-                print(f"warning: {sentence}", file=sys.stderr)
+                self.processes.warn(sentence)
             self.folder.begin(self.config, self.inputs.fingerprint, epoch)
             record_start(
                 self.folder.path,
@@ -85,11 +85,10 @@ class Run:
             self.trackers = Trackers(self.config, self.folder.path, epoch=epoch)
         self.history = self.processes.broadcast(self.folder.metrics())
         is_complete = [line["epoch"] for line in self.history] == list(range(1, epoch + 1))
-        if not is_complete and self.processes.is_main:
-            print(
-                f"warning: metrics.jsonl lacks some of epochs 1 to {epoch}; guards and curves use "
-                "what is there.",
-                file=sys.stderr,
+        if not is_complete:
+            self.processes.warn(
+                f"metrics.jsonl lacks some of epochs 1 to {epoch}; guards and curves use what is "
+                "there."
             )
 
     def log(self, metrics: Mapping[str, Any]) -> None:
@@ -120,8 +119,7 @@ class Run:
                     on_all_processes=True,
                     blamed_epoch=state.epoch - 1,
                 )
-            if self.processes.is_main:
-                print(f"warning: {finding.message}", file=sys.stderr)
+            self.processes.warn(finding.message)
 
     def log_scores(self, scores: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Sends the mean scores of an evaluation, by prompt set and reward, to the trackers."""
@@ -233,11 +231,10 @@ class Run:
         self.clock.lap()
         if self.processes.is_main:
             self.folder.begin(self.config, self.inputs.fingerprint, self.state.epoch)
-            print(
-                f"warning: {str(stop).rstrip('.')}; went back to epoch {self.state.epoch} with "
-                f"{factor:g} times the learning rate.",
-                file=sys.stderr,
-            )
+        self.processes.warn(
+            f"{str(stop).rstrip('.')}; went back to epoch {self.state.epoch} with {factor:g} times "
+            "the learning rate."
+        )
         self.save()  # so that a resumed run counts this rollback
         return True
 

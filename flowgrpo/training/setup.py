@@ -1,6 +1,5 @@
 """Set-up of a run: checks arguments and config, and opens the policy."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,8 +68,7 @@ def set_up(args: GRPOConfig, given: Arguments, processes: Processes, *, resume: 
     processes.assert_same("the config", config_as_json(config))
     processes.assert_same("--resume", resume)
     for warning in check_sharding(config, inputs, processes.world_size):
-        if processes.is_main:
-            print(f"warning: {warning}", file=sys.stderr)
+        processes.warn(warning)
     folder = RunFolder(Path(config.output_dir).expanduser())
     processes.on_main(lambda: folder.check_usable(resume, config, inputs.fingerprint))
     optimizer_class(config.train)

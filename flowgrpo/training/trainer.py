@@ -200,9 +200,8 @@ class GRPOTrainer:
         """Comes before the first epoch: last checks, the run folder, the base's evaluation."""
         is_new = not self.run.is_evaluated(0)
         warnings = check_start(self.policy, self.inputs, self.config, check_rewards=is_new)
-        if self.processes.is_main:
-            for sentence in warnings:
-                print(f"warning: {sentence}", file=sys.stderr)
+        for sentence in warnings:
+            self.processes.warn(sentence)
         self.run.begin()
         if is_new:
             self.evaluate(0)
